@@ -1,0 +1,287 @@
+//! The graph: whole tensors, before anything is split. Nodes stand in an order in which they can run.
+
+use std::fmt;
+
+use crate::state::{AdamW, Input, State};
+use crate::{DType, Name, Op, Signature};
+
+/// A value, by its place in [`Graph::values`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Value(pub u32);
+
+impl Value {
+    /// Its place.
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "v{}", self.0)
+    }
+}
+
+/// How often a value is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Scope {
+    /// Once a step.
+    Step,
+    /// For each micro-batch.
+    Micro,
+}
+
+impl Scope {
+    /// How often the results of an op are computed; `micro` says whether an operand is of a micro-batch.
+    pub fn of(op: &Op, micro: bool) -> Scope {
+        if matches!(op, Op::Input(_)) || micro && !matches!(op, Op::Accumulate) { Scope::Micro } else { Scope::Step }
+    }
+}
+
+/// What every value has.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ValueType {
+    /// Element type.
+    pub dtype: DType,
+    /// Global shape.
+    pub shape: Vec<usize>,
+    /// How often it is computed.
+    pub scope: Scope,
+}
+
+/// Which part of a step a node belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Part {
+    /// The forward pass.
+    Forward,
+    /// The backward pass toward inputs.
+    Input,
+    /// The backward pass toward a parameter.
+    Weight,
+    /// Once, after all micro-batches.
+    Update,
+}
+
+impl Part {
+    /// Every part, for parsing.
+    pub const ALL: [Part; 4] = [Part::Forward, Part::Input, Part::Weight, Part::Update];
+
+    /// Its name in the text form.
+    pub fn name(self) -> &'static str {
+        match self {
+            Part::Forward => "forward",
+            Part::Input => "input",
+            Part::Weight => "weight",
+            Part::Update => "update",
+        }
+    }
+}
+
+/// Where a node stands in the model and in the step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mark {
+    /// The layer, counted from 0; stages are made of layers.
+    pub layer: u32,
+    /// The part of the step.
+    pub part: Part,
+}
+
+/// Says which composite a primitive node belongs to, and as what.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tag {
+    /// The composite's name: `softmax`, `attention`, ...
+    pub composite: Name,
+    /// Which of that graph's composites.
+    pub instance: u32,
+    /// What the node is in it.
+    pub role: Name,
+}
+
+/// An op applied to values.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Node {
+    /// What it does to numbers.
+    pub op: Op,
+    /// What it does to dimensions.
+    pub signature: Signature,
+    /// The global size of each factor.
+    pub sizes: Vec<usize>,
+    /// Operands.
+    pub args: Vec<Value>,
+    /// What it defines.
+    pub results: Vec<Value>,
+    /// Where it stands.
+    pub mark: Mark,
+    /// The composite that it is part of.
+    pub tag: Option<Tag>,
+    /// For a backward node: a result of the forward node whose factors, letter by letter, it shares.
+    pub of: Option<Value>,
+    /// For a backward node: the forward value whose gradient it is, or whose shape it has.
+    pub like: Option<Value>,
+}
+
+/// The loss of a micro-batch: the sum over the labels that count, and how many count. What is minimised is the sum of
+/// the sums over the sum of the counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Loss {
+    /// A scalar.
+    pub sum: Value,
+    /// A scalar.
+    pub count: Value,
+}
+
+/// A sharding that the user asks of a value, by names of axes; an axis that the mesh lacks has size 1.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Constraint {
+    /// The value.
+    pub value: Value,
+    /// For each dimension the axes, outermost first.
+    pub dims: Vec<Vec<Name>>,
+}
+
+/// A graph of ops on whole tensors.
+#[derive(Clone, Debug, PartialEq, Default)]
+pub struct Graph {
+    /// What each micro-batch is fed.
+    pub inputs: Vec<Input>,
+    /// What is kept from step to step.
+    pub states: Vec<State>,
+    /// The ops, in an order in which they can run.
+    pub nodes: Vec<Node>,
+    /// The values, by their number.
+    pub values: Vec<ValueType>,
+    /// What is minimised; taken by `autodiff`.
+    pub loss: Option<Loss>,
+    /// The gradient of the summed loss by each parameter; from `autodiff` to `optimizer`.
+    pub gradients: Vec<(Name, Value)>,
+    /// How parameters change; taken by `optimizer`.
+    pub optimizer: Option<AdamW>,
+    /// What the user asks of values in the middle.
+    pub constraints: Vec<Constraint>,
+}
+
+impl Graph {
+    /// What a value has.
+    pub fn ty(&self, value: Value) -> &ValueType {
+        &self.values[value.index()]
+    }
+
+    /// A value's shape.
+    pub fn shape(&self, value: Value) -> &[usize] {
+        &self.values[value.index()].shape
+    }
+
+    /// A state by its name.
+    pub fn state(&self, name: &str) -> Option<&State> {
+        self.states.iter().find(|s| &*s.name == name)
+    }
+
+    /// For each value, the node that defines it.
+    pub fn makers(&self) -> Vec<usize> {
+        let mut makers = vec![usize::MAX; self.values.len()];
+        for (i, node) in self.nodes.iter().enumerate() {
+            node.results.iter().for_each(|v| makers[v.index()] = i);
+        }
+        makers
+    }
+
+    /// Appends a node whose results have `dtype`; sizes that no operand gives are in `known`.
+    ///
+    /// # Errors
+    /// How the signature does not fit.
+    pub fn push(&mut self, new: NewNode) -> Result<Option<Value>, crate::SizeError> {
+        let shapes: Vec<&[usize]> = new.args.iter().map(|v| self.shape(*v)).collect();
+        let sizes = new.signature.sizes(&shapes, &new.known)?;
+        let micro = new.args.iter().any(|v| self.ty(*v).scope == Scope::Micro);
+        let scope = Scope::of(&new.op, micro);
+        let mut results = Vec::new();
+        for dims in &new.signature.results {
+            results.push(Value(self.values.len() as u32));
+            self.values.push(ValueType { dtype: new.dtype, shape: Signature::shape(dims, &sizes), scope });
+        }
+        let first = results.first().copied();
+        let NewNode { op, signature, args, mark, tag, of, like, .. } = new;
+        self.nodes.push(Node { op, signature, sizes, args, results, mark, tag, of, like });
+        Ok(first)
+    }
+}
+
+/// What [`Graph::push`] needs.
+#[derive(Clone, Debug)]
+pub struct NewNode {
+    /// What it does to numbers.
+    pub op: Op,
+    /// What it does to dimensions.
+    pub signature: Signature,
+    /// Operands.
+    pub args: Vec<Value>,
+    /// The element type of the results.
+    pub dtype: DType,
+    /// Sizes of factors that no operand has.
+    pub known: Vec<(Name, usize)>,
+    /// Where it stands.
+    pub mark: Mark,
+    /// The composite that it is part of.
+    pub tag: Option<Tag>,
+    /// See [`Node::of`].
+    pub of: Option<Value>,
+    /// See [`Node::like`].
+    pub like: Option<Value>,
+}
+
+/// Builds a graph anew from another, node by node: what a pass that adds or drops nodes does.
+#[derive(Debug)]
+pub struct Rewrite {
+    /// What is built.
+    pub graph: Graph,
+    /// For each value of the old graph, what it is now.
+    pub now: Vec<Option<Value>>,
+}
+
+impl Rewrite {
+    /// Starts with the tables of `old` and no nodes.
+    pub fn of(old: &Graph) -> Rewrite {
+        let graph = Graph {
+            inputs: old.inputs.clone(),
+            states: old.states.clone(),
+            optimizer: old.optimizer,
+            ..Graph::default()
+        };
+        Rewrite { graph, now: vec![None; old.values.len()] }
+    }
+
+    /// What an old value is now.
+    ///
+    /// # Panics
+    /// If the node that defines it was dropped but is used: a fault of the pass.
+    pub fn at(&self, old: Value) -> Value {
+        self.now[old.index()].unwrap_or_else(|| panic!("{old} was dropped but is used"))
+    }
+
+    /// Copies a node, its operands renamed. Returns its place.
+    pub fn copy(&mut self, old: &Graph, node: &Node) -> usize {
+        let mut new = node.clone();
+        new.args.iter_mut().for_each(|v| *v = self.at(*v));
+        new.of = node.of.and_then(|v| self.now[v.index()]);
+        new.like = node.like.and_then(|v| self.now[v.index()]);
+        for v in &mut new.results {
+            self.graph.values.push(old.ty(*v).clone());
+            let fresh = Value((self.graph.values.len() - 1) as u32);
+            self.now[v.index()] = Some(fresh);
+            *v = fresh;
+        }
+        self.graph.nodes.push(new);
+        self.graph.nodes.len() - 1
+    }
+
+    /// The finished graph: loss, gradients and constraints renamed.
+    pub fn finish(mut self, old: &Graph) -> Graph {
+        self.graph.loss = old.loss.map(|l| Loss { sum: self.at(l.sum), count: self.at(l.count) });
+        self.graph.gradients = old.gradients.iter().map(|(n, v)| (n.clone(), self.at(*v))).collect();
+        let constraints = old.constraints.iter();
+        self.graph.constraints = constraints
+            .filter_map(|c| Some(Constraint { value: self.now[c.value.index()]?, dims: c.dims.clone() }))
+            .collect();
+        self.graph
+    }
+}

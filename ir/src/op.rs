@@ -1,0 +1,349 @@
+//! The ops. What each does to dimensions is its node's signature; what it does to numbers is its plain kernel.
+
+use std::fmt;
+
+use crate::signature::Factor;
+use crate::{Name, Reduce, Signature};
+
+/// A function of one number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Unary {
+    /// e^x.
+    Exp,
+    /// e^x - 1, exact near 0.
+    Expm1,
+    /// Natural logarithm.
+    Log,
+    /// Hyperbolic tangent.
+    Tanh,
+    /// Square root.
+    Sqrt,
+    /// 1 / sqrt(x).
+    Rsqrt,
+    /// Sine.
+    Sin,
+    /// Cosine.
+    Cos,
+    /// 1 / (1 + e^-x).
+    Sigmoid,
+    /// Absolute value.
+    Abs,
+    /// -1, 0 or 1.
+    Sign,
+    /// max(x, 0).
+    Relu,
+    /// 1 where x > 0, else 0: the gradient of [`Unary::Relu`].
+    Step,
+    /// The same value, through which no gradient flows.
+    Stop,
+}
+
+impl Unary {
+    /// Every function, for tables and parsing.
+    pub const ALL: [Unary; 14] = [
+        Unary::Exp,
+        Unary::Expm1,
+        Unary::Log,
+        Unary::Tanh,
+        Unary::Sqrt,
+        Unary::Rsqrt,
+        Unary::Sin,
+        Unary::Cos,
+        Unary::Sigmoid,
+        Unary::Abs,
+        Unary::Sign,
+        Unary::Relu,
+        Unary::Step,
+        Unary::Stop,
+    ];
+
+    /// Its name in the text form.
+    pub fn name(self) -> &'static str {
+        match self {
+            Unary::Exp => "exp",
+            Unary::Expm1 => "expm1",
+            Unary::Log => "log",
+            Unary::Tanh => "tanh",
+            Unary::Sqrt => "sqrt",
+            Unary::Rsqrt => "rsqrt",
+            Unary::Sin => "sin",
+            Unary::Cos => "cos",
+            Unary::Sigmoid => "sigmoid",
+            Unary::Abs => "abs",
+            Unary::Sign => "sign",
+            Unary::Relu => "relu",
+            Unary::Step => "step",
+            Unary::Stop => "stop",
+        }
+    }
+}
+
+/// A function of two numbers. Products are einsums and sums are [`Op::Add`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Binary {
+    /// x - y.
+    Sub,
+    /// x / y.
+    Div,
+    /// The larger.
+    Max,
+    /// The smaller.
+    Min,
+    /// Whether x = y.
+    Eq,
+    /// Whether x >= y.
+    Ge,
+}
+
+impl Binary {
+    /// Every function, for tables and parsing.
+    pub const ALL: [Binary; 6] = [Binary::Sub, Binary::Div, Binary::Max, Binary::Min, Binary::Eq, Binary::Ge];
+
+    /// Its name in the text form.
+    pub fn name(self) -> &'static str {
+        match self {
+            Binary::Sub => "sub",
+            Binary::Div => "div",
+            Binary::Max => "max",
+            Binary::Min => "min",
+            Binary::Eq => "eq",
+            Binary::Ge => "ge",
+        }
+    }
+
+    /// Whether the result is a truth value.
+    pub fn is_comparison(self) -> bool {
+        match self {
+            Binary::Eq | Binary::Ge => true,
+            Binary::Sub | Binary::Div | Binary::Max | Binary::Min => false,
+        }
+    }
+}
+
+/// An op. Inputs, states, assignments and taps name an entry of the graph's tables.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Op {
+    /// What the batch holds: `-> b s`.
+    Input(Name),
+    /// What the state holds at the start of the step.
+    State(Name),
+    /// The same number everywhere.
+    Const(f64),
+    /// The global index along its one dimension.
+    Iota,
+    /// `scale` times the product of the operands, summed over the factors that the result lacks, broadcast over
+    /// those that only the result has. Matrix products, products, sums, transposes and broadcasts are its signatures.
+    Einsum {
+        /// A constant factor.
+        scale: f64,
+    },
+    /// The sum of its operands, broadcast to the result.
+    Add,
+    /// The largest over the factors that the result lacks.
+    ReduceMax,
+    /// A function of each element.
+    Unary(Unary),
+    /// A function of two elements, operands broadcast to the result.
+    Binary(Binary),
+    /// The second operand where the first is true, else the third.
+    Select,
+    /// `v d, b s -> b s d`: the factor that only operand 0 has is looked up by operand 1. An index outside the
+    /// range gives 0.
+    Gather,
+    /// `b s d, b s -> v d`: the transpose of [`Op::Gather`]; the factor that only the result has is looked up.
+    Scatter,
+    /// The same number in the result's element type.
+    Cast,
+    /// The sum over the micro-batches of a step: the only way from a micro-batch's value to a step's.
+    Accumulate,
+    /// The same value in another sharding.
+    Reshard,
+    /// What the state holds after the step. No result.
+    Assign(Name),
+    /// Hands the value to the host. No result, and no communication.
+    Tap(Name),
+}
+
+/// What splitting a factor does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FactorKind {
+    /// The result is split by it too.
+    Map,
+    /// Each piece gives a contribution to the result.
+    Reduce(Reduce),
+    /// An index: another piece's entries contribute nothing, so the result is a sum of contributions (or is split,
+    /// where the looked-up factor is in the result).
+    Lookup,
+}
+
+impl Op {
+    /// How pieces combine when a factor that the result lacks is split.
+    pub fn reduce(&self) -> Reduce {
+        if *self == Op::ReduceMax { Reduce::Max } else { Reduce::Sum }
+    }
+
+    /// The looked-up factor of a gather or scatter.
+    pub fn looked_up(&self, signature: &Signature) -> Option<Factor> {
+        let lacks = |dims: Option<&Vec<_>>, f| dims.is_some_and(|d: &Vec<_>| !Signature::has(d, f));
+        let (source, index, result) =
+            (signature.args.first(), signature.args.get(1), signature.results.first());
+        let found = |other| (0..signature.factors.len()).find(|f| lacks(index, *f) && lacks(other, *f));
+        match self {
+            Op::Gather => found(result),
+            Op::Scatter => found(source),
+            Op::Input(_)
+            | Op::State(_)
+            | Op::Const(_)
+            | Op::Iota
+            | Op::Einsum { .. }
+            | Op::Add
+            | Op::ReduceMax
+            | Op::Unary(_)
+            | Op::Binary(_)
+            | Op::Select
+            | Op::Cast
+            | Op::Accumulate
+            | Op::Reshard
+            | Op::Assign(_)
+            | Op::Tap(_) => None,
+        }
+    }
+
+    /// What splitting `factor` does.
+    pub fn kind(&self, signature: &Signature, factor: Factor) -> FactorKind {
+        if self.looked_up(signature) == Some(factor) {
+            FactorKind::Lookup
+        } else if signature.results.is_empty() || signature.in_results(factor) {
+            FactorKind::Map
+        } else {
+            FactorKind::Reduce(self.reduce())
+        }
+    }
+
+    /// The rows of linearity: which operands may be partial *together*, everything else whole, so that the result
+    /// is partial in the same way. `widens` says whether a cast loses nothing.
+    pub fn passes(&self, operands: usize, widens: bool) -> Vec<(Reduce, Vec<usize>)> {
+        match self {
+            Op::Einsum { .. } => (0..operands).map(|i| (Reduce::Sum, vec![i])).collect(),
+            Op::Add => vec![(Reduce::Sum, (0..operands).collect())],
+            Op::Binary(Binary::Sub) => vec![(Reduce::Sum, vec![0, 1])],
+            Op::Binary(Binary::Max) => vec![(Reduce::Max, vec![0, 1])],
+            Op::Binary(Binary::Div) | Op::Gather | Op::Scatter | Op::Accumulate => {
+                vec![(Reduce::Sum, vec![0])]
+            }
+            Op::Select => vec![(Reduce::Sum, vec![1, 2])],
+            Op::ReduceMax => vec![(Reduce::Max, vec![0])],
+            Op::Unary(Unary::Stop) => vec![(Reduce::Sum, vec![0]), (Reduce::Max, vec![0])],
+            Op::Cast if widens => vec![(Reduce::Sum, vec![0])],
+            Op::Cast
+            | Op::Input(_)
+            | Op::State(_)
+            | Op::Const(_)
+            | Op::Iota
+            | Op::Unary(
+                Unary::Exp
+                | Unary::Expm1
+                | Unary::Log
+                | Unary::Tanh
+                | Unary::Sqrt
+                | Unary::Rsqrt
+                | Unary::Sin
+                | Unary::Cos
+                | Unary::Sigmoid
+                | Unary::Abs
+                | Unary::Sign
+                | Unary::Relu
+                | Unary::Step,
+            )
+            | Op::Binary(Binary::Min | Binary::Eq | Binary::Ge)
+            | Op::Reshard
+            | Op::Assign(_)
+            | Op::Tap(_) => Vec::new(),
+        }
+    }
+
+    /// Whether it must stay though nothing uses it.
+    pub fn has_effect(&self) -> bool {
+        matches!(self, Op::Assign(_) | Op::Tap(_))
+    }
+
+    /// How many operands it takes; none if any number.
+    pub fn arity(&self) -> Option<usize> {
+        match self {
+            Op::Input(_) | Op::State(_) | Op::Const(_) | Op::Iota => Some(0),
+            Op::Unary(_)
+            | Op::ReduceMax
+            | Op::Cast
+            | Op::Accumulate
+            | Op::Reshard
+            | Op::Assign(_)
+            | Op::Tap(_) => Some(1),
+            Op::Binary(_) | Op::Gather | Op::Scatter => Some(2),
+            Op::Select => Some(3),
+            Op::Einsum { .. } | Op::Add => None,
+        }
+    }
+}
+
+impl fmt::Display for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Op::Input(name) => write!(f, "input({name})"),
+            Op::State(name) => write!(f, "state({name})"),
+            Op::Const(c) => write!(f, "const({c:?})"),
+            Op::Iota => f.write_str("iota"),
+            Op::Einsum { scale } if *scale == 1.0 => f.write_str("einsum"),
+            Op::Einsum { scale } => write!(f, "einsum({scale:?})"),
+            Op::Add => f.write_str("add"),
+            Op::ReduceMax => f.write_str("reduce_max"),
+            Op::Unary(u) => f.write_str(u.name()),
+            Op::Binary(b) => f.write_str(b.name()),
+            Op::Select => f.write_str("select"),
+            Op::Gather => f.write_str("gather"),
+            Op::Scatter => f.write_str("scatter"),
+            Op::Cast => f.write_str("cast"),
+            Op::Accumulate => f.write_str("accumulate"),
+            Op::Reshard => f.write_str("reshard"),
+            Op::Assign(name) => write!(f, "assign({name})"),
+            Op::Tap(name) => write!(f, "tap({name})"),
+        }
+    }
+}
+
+impl Op {
+    /// Reads what `Display` writes: a name and, in parentheses, an attribute.
+    pub fn parse(name: &str, attribute: Option<&str>) -> Result<Op, String> {
+        let number = |text: &str| text.parse::<f64>().map_err(|_| format!("`{text}` is no number"));
+        let plain = |op: Op| match attribute {
+            None => Ok(op),
+            Some(a) => Err(format!("`{name}` takes no attribute, but has `{a}`")),
+        };
+        let needs = || attribute.ok_or_else(|| format!("`{name}` needs an attribute, as in `{name}(x)`"));
+        match name {
+            "input" => Ok(Op::Input(needs()?.into())),
+            "state" => Ok(Op::State(needs()?.into())),
+            "const" => Ok(Op::Const(number(needs()?)?)),
+            "iota" => plain(Op::Iota),
+            "einsum" => Ok(Op::Einsum { scale: attribute.map_or(Ok(1.0), number)? }),
+            "add" => plain(Op::Add),
+            "reduce_max" => plain(Op::ReduceMax),
+            "select" => plain(Op::Select),
+            "gather" => plain(Op::Gather),
+            "scatter" => plain(Op::Scatter),
+            "cast" => plain(Op::Cast),
+            "accumulate" => plain(Op::Accumulate),
+            "reshard" => plain(Op::Reshard),
+            "assign" => Ok(Op::Assign(needs()?.into())),
+            "tap" => Ok(Op::Tap(needs()?.into())),
+            _ => {
+                if let Some(u) = Unary::ALL.into_iter().find(|u| u.name() == name) {
+                    plain(Op::Unary(u))
+                } else if let Some(b) = Binary::ALL.into_iter().find(|b| b.name() == name) {
+                    plain(Op::Binary(b))
+                } else {
+                    Err(format!("there is no op `{name}`"))
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,341 @@
+//! Graphs and sharded graphs: a line for each entry of a table and each node.
+//!
+//! ```text
+//! v3 = einsum v1, v2 : b s d, d f -> b s f : f32 8x32x64 micro @ [dp, _, tp] | 0 forward split{b=dp f=tp}
+//! ```
+
+use std::fmt;
+
+use super::scan::{Scan, parse_shape, show_shape};
+use super::{ParseError, code, tables};
+use crate::graph::{Constraint, Loss, Mark, Tag};
+use crate::rows::Strategy;
+use crate::{
+    Decisions, Graph, Mesh, Name, Node, Op, Part, Scope, ShardedGraph, Sharding, Signature, Value, ValueType,
+};
+
+impl fmt::Display for Graph {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "graph")?;
+        write_tables(self, f)?;
+        for node in &self.nodes {
+            writeln!(f, "{}", show_node(self, node, None))?;
+        }
+        write_ends(self, f)
+    }
+}
+
+impl fmt::Display for ShardedGraph {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let agreed = if self.agreed { " agreed" } else { "" };
+        writeln!(f, "sharded mesh {}{agreed}", self.mesh)?;
+        for (name, sharding) in &self.decisions.places {
+            writeln!(f, "place {name} {}", sharding.show(&self.mesh))?;
+        }
+        for row in &self.decisions.schedule.rows {
+            let actions: Vec<String> = row.iter().map(ToString::to_string).collect();
+            writeln!(f, "schedule {}", actions.join(" "))?;
+        }
+        write_tables(&self.graph, f)?;
+        for (i, node) in self.graph.nodes.iter().enumerate() {
+            writeln!(f, "{}", show_node(&self.graph, node, Some((self, i))))?;
+        }
+        write_ends(&self.graph, f)
+    }
+}
+
+fn write_tables(graph: &Graph, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    graph.inputs.iter().try_for_each(|i| writeln!(f, "{}", tables::show_input(i)))?;
+    graph.states.iter().try_for_each(|s| writeln!(f, "{}", tables::show_state(s)))?;
+    graph.optimizer.iter().try_for_each(|a| writeln!(f, "{}", tables::show_adamw(a)))
+}
+
+fn write_ends(graph: &Graph, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    for c in &graph.constraints {
+        let dim = |names: &Vec<Name>| if names.is_empty() { "_".to_string() } else { names.join(".") };
+        writeln!(f, "constrain {} [{}]", c.value, c.dims.iter().map(dim).collect::<Vec<_>>().join(", "))?;
+    }
+    graph.gradients.iter().try_for_each(|(name, v)| writeln!(f, "gradient {name} {v}"))?;
+    graph.loss.iter().try_for_each(|l| writeln!(f, "loss {} / {}", l.sum, l.count))
+}
+
+fn list<T: ToString>(of: &[T]) -> String {
+    of.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
+fn show_node(graph: &Graph, node: &Node, sharded: Option<(&ShardedGraph, usize)>) -> String {
+    let mut text = String::new();
+    if !node.results.is_empty() {
+        text += &format!("{} = ", list(&node.results));
+    }
+    text += &node.op.to_string();
+    if !node.args.is_empty() {
+        text += &format!(" {}", list(&node.args));
+    }
+    text += &format!(" : {}", node.signature);
+    let types: Vec<String> =
+        node.results.iter().map(|v| show_type(graph, *v, sharded.map(|s| s.0))).collect();
+    if !types.is_empty() {
+        text += &format!(" : {}", types.join(" & "));
+    }
+    text += &format!(" | {} {}", node.mark.layer, node.mark.part.name());
+    if let Some(tag) = &node.tag {
+        text += &format!(" tag={}.{}.{}", tag.composite, tag.instance, tag.role);
+    }
+    node.of.iter().for_each(|v| text += &format!(" of={v}"));
+    node.like.iter().for_each(|v| text += &format!(" like={v}"));
+    if let Some((s, i)) = sharded
+        && let Some(strategy) = s.decisions.strategies.get(i)
+    {
+        let split = strategy.show(node, &s.mesh);
+        if !split.is_empty() {
+            text += &format!(" split{{{split}}}");
+        }
+    }
+    text
+}
+
+fn show_type(graph: &Graph, value: Value, sharded: Option<&ShardedGraph>) -> String {
+    let ty = graph.ty(value);
+    let scope = match ty.scope {
+        Scope::Micro => " micro",
+        Scope::Step => "",
+    };
+    let mut text = format!("{} {}{scope}", ty.dtype, show_shape(&ty.shape));
+    if let Some(s) = sharded
+        && let Some(sharding) = s.shardings.get(value.index())
+    {
+        text += &format!(" @ {}", sharding.show(&s.mesh));
+    }
+    text
+}
+
+/// Reads a graph.
+///
+/// # Errors
+/// The first line that cannot be read.
+pub fn parse_graph(text: &str) -> Result<Graph, ParseError> {
+    let parsed = read(text)?;
+    match parsed.mesh {
+        None => Ok(parsed.graph),
+        Some(_) => {
+            Err(ParseError { line: 1, message: "expected a graph, but this is a sharded graph".to_string() })
+        }
+    }
+}
+
+/// Reads a sharded graph.
+///
+/// # Errors
+/// The first line that cannot be read.
+pub fn parse_sharded(text: &str) -> Result<ShardedGraph, ParseError> {
+    let Read { graph, mesh, agreed, decisions, shardings } = read(text)?;
+    let mesh = mesh.ok_or(ParseError {
+        line: 1,
+        message: "expected `sharded mesh dp=2,...` at the head of a sharded graph".to_string(),
+    })?;
+    Ok(ShardedGraph { mesh, graph, decisions, shardings, agreed })
+}
+
+/// What stands behind ` | `.
+struct Attributes {
+    mark: Mark,
+    tag: Option<Tag>,
+    of: Option<Value>,
+    like: Option<Value>,
+}
+
+#[derive(Default)]
+struct Read {
+    graph: Graph,
+    mesh: Option<Mesh>,
+    agreed: bool,
+    decisions: Decisions,
+    shardings: Vec<Sharding>,
+}
+
+fn read(text: &str) -> Result<Read, ParseError> {
+    let mut read = Read::default();
+    for (i, line) in text.lines().enumerate() {
+        let line = code(line).trim();
+        if !line.is_empty() {
+            read.line(line).map_err(|message| ParseError { line: i + 1, message })?;
+        }
+    }
+    Ok(read)
+}
+
+impl Read {
+    fn line(&mut self, line: &str) -> Result<(), String> {
+        let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
+        match word {
+            "graph" if rest.is_empty() => {}
+            "sharded" => {
+                let rest = rest
+                    .strip_prefix("mesh")
+                    .ok_or("a sharded graph starts with `sharded mesh dp=2`")?
+                    .trim();
+                let (mesh, agreed) = match rest.strip_suffix("agreed") {
+                    Some(mesh) => (mesh.trim(), true),
+                    None => (rest, false),
+                };
+                self.mesh = Some(Mesh::parse(mesh).map_err(|e| e.to_string())?);
+                self.agreed = agreed;
+            }
+            "place" => {
+                let (name, sharding) = rest.split_once(' ').ok_or("a place reads `place name [axes]`")?;
+                let sharding =
+                    Sharding::parse(sharding, self.mesh.as_ref().ok_or("`place` before `sharded mesh`")?)?;
+                self.decisions.places.insert(name.into(), sharding);
+            }
+            "schedule" => {
+                let row = rest.split_whitespace().map(str::parse).collect::<Result<_, _>>()?;
+                self.decisions.schedule.rows.push(row);
+            }
+            "input" => self.graph.inputs.push(tables::parse_input(rest)?),
+            "state" => self.graph.states.push(tables::parse_state(rest)?),
+            "adamw" => self.graph.optimizer = Some(tables::parse_adamw(rest)?),
+            "constrain" => self.constrain(rest)?,
+            "gradient" => {
+                let (name, v) = rest.split_once(' ').ok_or("a gradient reads `gradient name v7`")?;
+                self.graph.gradients.push((name.into(), value(v, &self.graph)?));
+            }
+            "loss" => {
+                let (sum, count) = rest.split_once('/').ok_or("a loss reads `loss v7 / v8`")?;
+                self.graph.loss =
+                    Some(Loss { sum: value(sum, &self.graph)?, count: value(count, &self.graph)? });
+            }
+            _ => self.node(line)?,
+        }
+        Ok(())
+    }
+
+    fn constrain(&mut self, text: &str) -> Result<(), String> {
+        let (v, dims) = text.split_once(' ').ok_or("a constraint reads `constrain v7 [dp, _]`")?;
+        let inner =
+            dims.trim().strip_prefix('[').and_then(|d| d.strip_suffix(']')).ok_or("expected `[dp, _]`")?;
+        let dim =
+            |d: &str| d.trim().split('.').filter(|n| *n != "_" && !n.is_empty()).map(Name::from).collect();
+        let dims = if inner.trim().is_empty() { Vec::new() } else { inner.split(',').map(dim).collect() };
+        self.graph.constraints.push(Constraint { value: value(v, &self.graph)?, dims });
+        Ok(())
+    }
+
+    fn node(&mut self, line: &str) -> Result<(), String> {
+        let (body, attributes) = line.split_once(" | ").ok_or_else(|| {
+            format!("`{line}` is no line of a graph: a node reads `v1 = exp v0 : a -> a : f32 4 | 0 forward`")
+        })?;
+        let mut parts = body.split(" : ").map(str::trim);
+        let head = parts.next().unwrap_or("");
+        let signature = Signature::parse(parts.next().ok_or("a node needs ` : ` and its signature")?)?;
+        let types = parts.next();
+        let (results, call) = head.split_once(" = ").map_or((None, head), |(r, c)| (Some(r), c));
+        let mut scan = Scan::new(call);
+        let name = scan.word()?;
+        let attribute = if scan.eat("(") { Some(scan.until(")")?) } else { None };
+        let op = Op::parse(name, attribute)?;
+        let args: Vec<Value> = match scan.done() {
+            true => Vec::new(),
+            false => scan.rest().split(',').map(|v| value(v, &self.graph)).collect::<Result<_, _>>()?,
+        };
+        let mut results_now = Vec::new();
+        if let Some(results) = results {
+            let types = types.ok_or("a node with a result needs ` : ` and its type")?;
+            for (v, ty) in results.split(',').zip(types.split(" & ")) {
+                let expected = Value(self.graph.values.len() as u32);
+                if v.trim() != expected.to_string() {
+                    return Err(format!("expected {expected} here, found {}", v.trim()));
+                }
+                self.value_type(ty)?;
+                results_now.push(expected);
+            }
+            if results.split(',').count() != results_now.len() {
+                return Err("as many types as results are needed".to_string());
+            }
+        }
+        let mut known: Vec<(Name, usize)> = Vec::new();
+        let of_results = signature.results.iter().zip(&results_now);
+        for (dims, v) in of_results {
+            for (dim, size) in dims.iter().zip(self.graph.shape(*v)) {
+                if let [f] = dim[..] {
+                    known.push((signature.factors[f].clone(), *size));
+                }
+            }
+        }
+        let shapes: Vec<&[usize]> = args.iter().map(|v| self.graph.shape(*v)).collect();
+        let from_args = signature.sizes(&shapes, &[]).or_else(|_| signature.sizes(&shapes, &known));
+        let sizes = from_args.map_err(|e| e.to_string())?;
+        let (attributes, split) = match attributes.split_once("split{") {
+            Some((a, s)) => (a, s.trim().strip_suffix('}').ok_or("`split{` without `}`")?),
+            None => (attributes, ""),
+        };
+        let Attributes { mark, tag, of, like } = self.attributes(attributes)?;
+        let node = Node { op, signature, sizes, args, results: results_now, mark, tag, of, like };
+        if let Some(mesh) = &self.mesh {
+            self.decisions.strategies.push(Strategy::parse(split, &node, mesh)?);
+        }
+        self.graph.nodes.push(node);
+        Ok(())
+    }
+
+    fn value_type(&mut self, text: &str) -> Result<(), String> {
+        let (ty, sharding) = text.split_once(" @ ").map_or((text, None), |(t, s)| (t, Some(s)));
+        let mut words = ty.split_whitespace();
+        let dtype = words.next().ok_or("a type reads `f32 8x32 micro`")?.parse()?;
+        let shape = parse_shape(words.next().ok_or("a type needs a shape, as in `f32 8x32`")?)?;
+        let scope = match words.next() {
+            None => Scope::Step,
+            Some("micro") => Scope::Micro,
+            Some(other) => return Err(format!("`{other}` is no scope: a micro-batch's value says `micro`")),
+        };
+        self.graph.values.push(ValueType { dtype, shape, scope });
+        if let Some(text) = sharding {
+            let mesh =
+                self.mesh.as_ref().ok_or("a sharding, but the file does not start with `sharded mesh`")?;
+            self.shardings.push(Sharding::parse(text, mesh)?);
+        }
+        Ok(())
+    }
+
+    fn attributes(&self, text: &str) -> Result<Attributes, String> {
+        let mut words = text.split_whitespace();
+        let layer = words
+            .next()
+            .and_then(|w| w.parse().ok())
+            .ok_or("after ` | ` stand layer and part, as in `0 forward`")?;
+        let part = words.next().unwrap_or("");
+        let part = Part::ALL
+            .into_iter()
+            .find(|p| p.name() == part)
+            .ok_or_else(|| format!("`{part}` is no part: forward, input, weight or update"))?;
+        let (mut tag, mut of, mut like) = (None, None, None);
+        for word in words {
+            let (key, text) = word.split_once('=').ok_or_else(|| format!("`{word}` reads key=value"))?;
+            match key {
+                "tag" => {
+                    let mut parts = text.splitn(3, '.');
+                    let mut next =
+                        || parts.next().ok_or_else(|| format!("`{text}` reads composite.instance.role"));
+                    let composite = next()?.into();
+                    let instance =
+                        next()?.parse().map_err(|_| format!("`{text}` reads composite.instance.role"))?;
+                    tag = Some(Tag { composite, instance, role: next()?.into() });
+                }
+                "of" => of = Some(value(text, &self.graph)?),
+                "like" => like = Some(value(text, &self.graph)?),
+                _ => return Err(format!("a node has no `{key}`")),
+            }
+        }
+        Ok(Attributes { mark: Mark { layer, part }, tag, of, like })
+    }
+}
+
+fn value(text: &str, graph: &Graph) -> Result<Value, String> {
+    let number = text.trim().strip_prefix('v').and_then(|n| n.parse::<u32>().ok());
+    let v = number.ok_or_else(|| format!("`{}` is no value: one reads v7", text.trim()))?;
+    if (v as usize) < graph.values.len() {
+        Ok(Value(v))
+    } else {
+        Err(format!("v{v} is not defined above this line"))
+    }
+}

@@ -1,0 +1,272 @@
+//! Programs.
+//!
+//! ```text
+//! program mesh dp=2,tp=2 microbatches 1
+//! stage 0 slots 1 sizes 1024 64 512 0
+//! b0 = f32 101x32 @ [tp, _] state+0 of wte
+//! b3 = f32 8x32x32 @ [dp, _, _] scratch+64 for v7
+//! segment F
+//!   feed inputs -> b1
+//!   launch b0, b1 -> b3 map [b=8/dp, s=32 | d=32] looked [v=101/tp] (f32, i32) -> (f32) {
+//!     r0 = load 1 [b, s]
+//!     ...
+//!   }
+//!   t0 = start all_reduce(tp) b3 -> b4
+//!   wait t0
+//! call F 0 slot 0
+//! ```
+
+use std::fmt;
+
+use super::scan::{Scan, parse_shape, show_shape};
+use super::{ParseError, code, kernel, tables};
+use crate::kernel::{Body, Kernel};
+use crate::program::{Buffer, BufferId, Call, Instruction, Program, Region, Segment, Stage};
+use crate::schedule::Kind;
+use crate::{Mesh, Move, Sharding, Value};
+
+impl fmt::Display for Program {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "program mesh {} microbatches {}", self.mesh, self.microbatches)?;
+        self.inputs.iter().try_for_each(|i| writeln!(f, "{}", tables::show_input(i)))?;
+        self.states.iter().try_for_each(|s| writeln!(f, "{}", tables::show_state(s)))?;
+        for (i, stage) in self.stages.iter().enumerate() {
+            let [a, b, c, d] = stage.sizes;
+            writeln!(f, "stage {i} slots {} sizes {a} {b} {c} {d}", stage.slots)?;
+            for (i, buffer) in stage.buffers.iter().enumerate() {
+                writeln!(f, "b{i} = {}", show_buffer(buffer, &self.mesh))?;
+            }
+            for segment in &stage.segments {
+                writeln!(f, "segment {}", segment.kind.letter())?;
+                for instruction in &segment.instructions {
+                    writeln!(f, "  {}", show_instruction(instruction, &self.mesh))?;
+                }
+            }
+            for call in &stage.calls {
+                let kind = stage.segments[call.segment].kind.letter();
+                let microbatch = call.microbatch.map_or("once".to_string(), |m| m.to_string());
+                writeln!(f, "call {kind} {microbatch} slot {}", call.slot)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn show_buffer(b: &Buffer, mesh: &Mesh) -> String {
+    let offset = b.offset.map_or("?".to_string(), |o| o.to_string());
+    let mut text = format!(
+        "{} {} @ {} {}+{offset}",
+        b.dtype,
+        show_shape(&b.shape),
+        b.sharding.show(mesh),
+        b.region.name()
+    );
+    b.state.iter().for_each(|name| text += &format!(" of {name}"));
+    b.value.iter().for_each(|v| text += &format!(" for {v}"));
+    text
+}
+
+fn list(of: &[BufferId]) -> String {
+    of.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
+/// An instruction as text; the steps of a launch are further lines.
+pub(crate) fn show_instruction(instruction: &Instruction, mesh: &Mesh) -> String {
+    match instruction {
+        Instruction::Feed { input, to } => format!("feed {input} -> {to}"),
+        Instruction::Launch { kernel, reads, writes } => {
+            let kernel = kernel::show(kernel, mesh, "  ");
+            format!("launch {} -> {} {kernel}", list(reads), list(writes))
+        }
+        Instruction::Local { step, from, to } => format!("local {} {from} -> {to}", step.show(mesh)),
+        Instruction::Start { token, step, from, to } => {
+            format!("t{token} = start {} {from} -> {to}", step.show(mesh))
+        }
+        Instruction::Wait { token } => format!("wait t{token}"),
+        Instruction::Assign { from, to } => format!("assign {from} -> {to}"),
+        Instruction::Tap { name, from } => format!("tap {name} {from}"),
+    }
+}
+
+/// Reads a program.
+///
+/// # Errors
+/// The first line that cannot be read.
+pub fn parse_program(text: &str) -> Result<Program, ParseError> {
+    let mut program = Program::default();
+    let mut open: Option<Instruction> = None;
+    for (i, line) in text.lines().enumerate() {
+        let line = code(line).trim();
+        if !line.is_empty() {
+            read_line(&mut program, &mut open, line)
+                .map_err(|message| ParseError { line: i + 1, message })?;
+        }
+    }
+    match open {
+        None => Ok(program),
+        Some(_) => Err(ParseError { line: text.lines().count(), message: "a map without `}`".to_string() }),
+    }
+}
+
+fn read_line(program: &mut Program, open: &mut Option<Instruction>, line: &str) -> Result<(), String> {
+    if let Some(mut launch) = open.take() {
+        if line == "}" {
+            return push(program, launch);
+        }
+        if let Instruction::Launch { kernel: Kernel { body: Body::Map(map), .. }, .. } = &mut launch {
+            let step = kernel::parse_step(line, map)?;
+            map.steps.push(step);
+        }
+        *open = Some(launch);
+        return Ok(());
+    }
+    let mesh = program.mesh.clone();
+    let mut scan = Scan::new(line);
+    if scan.eat("program mesh") {
+        program.mesh = Mesh::parse(scan.until("microbatches")?).map_err(|e| e.to_string())?;
+        program.microbatches = scan.number()?;
+    } else if scan.eat("input ") {
+        program.inputs.push(tables::parse_input(scan.rest())?);
+    } else if scan.eat("state ") {
+        program.states.push(tables::parse_state(scan.rest())?);
+    } else if scan.eat("stage ") {
+        let _: usize = scan.number()?;
+        scan.expect("slots")?;
+        let slots = scan.number()?;
+        scan.expect("sizes")?;
+        let mut size = || scan.number::<usize>();
+        let sizes = [size()?, size()?, size()?, size()?];
+        program.stages.push(Stage { slots, sizes, ..Stage::default() });
+    } else if scan.eat("segment ") {
+        let letter = scan.word()?;
+        let kind = Kind::ALL.into_iter().find(|k| k.letter().to_string() == letter);
+        let kind = kind.ok_or_else(|| format!("`{letter}` is no kind of segment"))?;
+        stage(program)?.segments.push(Segment { kind, instructions: Vec::new() });
+    } else if scan.eat("call ") {
+        let letter = scan.word()?;
+        let stage = stage(program)?;
+        let segment = stage.segments.iter().position(|s| s.kind.letter().to_string() == letter);
+        let segment = segment.ok_or_else(|| format!("there is no segment `{letter}`"))?;
+        let microbatch = if scan.eat("once") { None } else { Some(scan.number()?) };
+        scan.expect("slot")?;
+        stage.calls.push(Call { segment, microbatch, slot: scan.number()? });
+    } else if line.starts_with('b') && line.contains(" = ") {
+        let buffer = parse_buffer(&mut scan, program.stages.last().map_or(0, |s| s.buffers.len()), &mesh)?;
+        stage(program)?.buffers.push(buffer);
+    } else if scan.eat("launch ") {
+        let (reads, rest) = ids_before_arrow(scan.rest())?;
+        let split = rest.find(['m', 'c', 's']).ok_or("a launch needs a kernel")?;
+        let writes = ids(&rest[..split])?;
+        let mut scan = Scan::new(&rest[split..]);
+        match kernel::parse_head(&mut scan, &mesh)? {
+            kernel::Head::Done(kernel) => {
+                return push(program, Instruction::Launch { kernel, reads, writes });
+            }
+            kernel::Head::Steps(kernel) => *open = Some(Instruction::Launch { kernel, reads, writes }),
+        }
+    } else {
+        let instruction = parse_short(&mut scan, &mesh)?;
+        return push(program, instruction);
+    }
+    Ok(())
+}
+
+fn stage(program: &mut Program) -> Result<&mut Stage, String> {
+    program.stages.last_mut().ok_or_else(|| "expected `stage 0 ...` first".to_string())
+}
+
+fn push(program: &mut Program, instruction: Instruction) -> Result<(), String> {
+    let stage = stage(program)?;
+    let known = stage.buffers.len();
+    if let Some(b) = instruction.reads().iter().chain(&instruction.writes()).find(|b| b.index() >= known) {
+        return Err(format!("there is no buffer {b}"));
+    }
+    let segment = stage.segments.last_mut().ok_or("expected `segment F` first")?;
+    segment.instructions.push(instruction);
+    Ok(())
+}
+
+fn parse_buffer(scan: &mut Scan, place: usize, mesh: &Mesh) -> Result<Buffer, String> {
+    let id: usize = scan.id("b")?;
+    if id != place {
+        return Err(format!("expected b{place} here, found b{id}"));
+    }
+    scan.expect("=")?;
+    let dtype = scan.word()?.parse()?;
+    let shape = parse_shape(scan.until("@")?)?;
+    let (sharding, rest) = scan.rest().split_once('+').ok_or("a buffer reads `... scratch+64`")?;
+    let (sharding, region) = sharding.rsplit_once(' ').ok_or("a buffer reads `... scratch+64`")?;
+    let region = Region::ALL.into_iter().find(|r| r.name() == region);
+    let region = region.ok_or("a buffer is in state, step, slot or scratch")?;
+    let mut words = rest.split_whitespace();
+    let offset = match words.next() {
+        Some("?") => None,
+        Some(n) => Some(n.parse().map_err(|_| format!("`{n}` is no offset"))?),
+        None => return Err("a buffer needs an offset, or `?`".to_string()),
+    };
+    let sharding = Sharding::parse(sharding, mesh)?;
+    let mut buffer = Buffer { state: None, value: None, dtype, shape, sharding, region, offset };
+    while let Some(word) = words.next() {
+        match (word, words.next()) {
+            ("of", Some(name)) => buffer.state = Some(name.into()),
+            ("for", Some(v)) => {
+                let number = v.strip_prefix('v').and_then(|n| n.parse().ok());
+                buffer.value = Some(Value(number.ok_or_else(|| format!("`{v}` is no value"))?));
+            }
+            (other, _) => return Err(format!("unexpected `{other}`")),
+        }
+    }
+    Ok(buffer)
+}
+
+fn ids(text: &str) -> Result<Vec<BufferId>, String> {
+    let id = |t: &str| t.trim().strip_prefix('b').and_then(|n| n.parse().ok()).map(BufferId);
+    let words = text.split(',').map(str::trim).filter(|t| !t.is_empty());
+    words.map(|t| id(t).ok_or_else(|| format!("`{t}` is no buffer"))).collect()
+}
+
+fn ids_before_arrow(text: &str) -> Result<(Vec<BufferId>, &str), String> {
+    let (reads, rest) = text.split_once("->").ok_or("expected `->`")?;
+    Ok((ids(reads)?, rest.trim_start()))
+}
+
+fn one(ids: Vec<BufferId>) -> Result<BufferId, String> {
+    match ids[..] {
+        [id] => Ok(id),
+        _ => Err("expected one buffer".to_string()),
+    }
+}
+
+fn parse_short(scan: &mut Scan, mesh: &Mesh) -> Result<Instruction, String> {
+    if scan.eat("feed ") {
+        let input = scan.word_before_arrow()?.into();
+        return Ok(Instruction::Feed { input, to: one(ids(scan.rest())?)? });
+    }
+    if scan.eat("wait ") {
+        return Ok(Instruction::Wait { token: scan.id("t")? as u32 });
+    }
+    if scan.eat("assign ") {
+        let (from, to) = ids_before_arrow(scan.rest())?;
+        return Ok(Instruction::Assign { from: one(from)?, to: one(ids(to)?)? });
+    }
+    if scan.eat("tap ") {
+        let (name, from) = scan.rest().rsplit_once(' ').ok_or("a tap reads `tap name b1`")?;
+        return Ok(Instruction::Tap { name: name.trim().into(), from: one(ids(from)?)? });
+    }
+    let token = if scan.eat("local ") {
+        None
+    } else {
+        let token: usize = scan.id("t").map_err(|_| format!("`{}` is no instruction", scan.rest()))?;
+        scan.expect("=")?;
+        scan.expect("start ")?;
+        Some(token as u32)
+    };
+    let step = scan.until(")")?;
+    let step = Move::parse(&format!("{step})"), mesh)?;
+    let (from, to) = ids_before_arrow(scan.rest())?;
+    let (from, to) = (one(from)?, one(ids(to)?)?);
+    match token {
+        None => Ok(Instruction::Local { step, from, to }),
+        Some(token) => Ok(Instruction::Start { token, step, from, to }),
+    }
+}

@@ -1,0 +1,354 @@
+//! The rules that every graph keeps, before and after each pass. All that are broken are reported, not the first.
+//!
+//! - Operands come before their use; each op has the operands that it takes.
+//! - The shape of every value is the one that its node's signature gives; sizes agree.
+//! - Element types fit: comparisons give truth values, indices are integers, the rest is of one type.
+//! - A micro-batch's value becomes a step's only through `accumulate`.
+//! - Inputs and states are in the tables, states are assigned at most once and in their own type.
+//! - A sharding has one entry a dimension and names each axis at most once.
+//! - Every strategy is legal, its results are sharded as it says, and, once agreed, its operands too.
+//! - Inputs, states and assignments lie where they were placed.
+
+use std::collections::BTreeSet;
+
+use crate::{
+    Binary, Graph, Node, Op, Part, Scope, ShardedGraph, Sharding, Signature, SizeError, Unary, Value,
+};
+
+/// A rule that a graph breaks, and where.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error("{at}: {kind}")]
+pub struct VerifyError {
+    /// The value at fault, or the op if it has none.
+    pub at: String,
+    /// The rule.
+    pub kind: Fault,
+}
+
+/// The rules, in the words of the message.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum Fault {
+    /// An operand is not computed yet.
+    #[error("uses {0}, which is not computed before it")]
+    UseBeforeDef(Value),
+    /// A value that no node or two nodes define.
+    #[error("is defined by {0} nodes")]
+    Defined(usize),
+    /// Another number of operands or results than the op has.
+    #[error("`{op}` takes {needed} operands, but has {found}")]
+    Arity {
+        /// The op.
+        op: String,
+        /// What it takes.
+        needed: usize,
+        /// What it has.
+        found: usize,
+    },
+    /// Sizes do not fit.
+    #[error("{0}")]
+    Size(#[from] SizeError),
+    /// The sizes of factors are not those of the operands.
+    #[error("has factors of sizes {found:?}, but its operands give {needed:?}")]
+    Factors {
+        /// As noted.
+        found: Vec<usize>,
+        /// As computed.
+        needed: Vec<usize>,
+    },
+    /// The written shape is not the computed one.
+    #[error("has shape {found:?}, but its op computes {needed:?}")]
+    Shape {
+        /// As noted.
+        found: Vec<usize>,
+        /// As computed.
+        needed: Vec<usize>,
+    },
+    /// Operands or results of the wrong element type.
+    #[error("`{op}` {needed}")]
+    Type {
+        /// The op.
+        op: String,
+        /// What it needs.
+        needed: String,
+    },
+    /// A step's value that depends on a micro-batch's.
+    #[error(
+        "is of a {found:?}, but its operands make it one of a {needed:?}: only accumulate leads from a micro-batch to a step"
+    )]
+    ScopeOf {
+        /// As noted.
+        found: Scope,
+        /// As computed.
+        needed: Scope,
+    },
+    /// No such entry.
+    #[error("there is no {0} `{1}`")]
+    Missing(&'static str, String),
+    /// An entry that does not fit its node.
+    #[error("{0} `{1}` is {2}, but here it is {3}")]
+    Entry(&'static str, String, String, String),
+    /// Assigned twice.
+    #[error("state `{0}` is assigned twice")]
+    AssignedTwice(String),
+    /// The looked-up factor cannot be found.
+    #[error("`{0}` has no single factor that is looked up")]
+    NoLookup(String),
+    /// A part of the step uses a later one.
+    #[error("is of part {0}, but uses {1} of part {2}")]
+    PartOrder(&'static str, Value, &'static str),
+    /// A sharding of another number of dimensions.
+    #[error("has {dims} dimensions, but its sharding {sharding} has {found}")]
+    Dims {
+        /// Dimensions.
+        dims: usize,
+        /// The sharding.
+        sharding: String,
+        /// Its entries.
+        found: usize,
+    },
+    /// An axis is named twice.
+    #[error("its sharding {1} names axis {0} twice")]
+    AxisTwice(String, String),
+    /// A strategy that the op does not have.
+    #[error("cannot be split as `{0}`")]
+    Strategy(String),
+    /// A result that is not as its strategy says.
+    #[error("is {found}, but its op computes it as {needed}")]
+    Result {
+        /// As noted.
+        found: String,
+        /// As computed.
+        needed: String,
+    },
+    /// An operand would first have to be moved.
+    #[error("needs operand {0} as {1}, but it is {2}")]
+    NeedsReshard(Value, String, String),
+    /// Another place than was decided.
+    #[error("`{0}` is placed as {1}, but here it is {2}")]
+    Place(String, String, String),
+}
+
+/// All rules that `graph` breaks.
+///
+/// # Errors
+/// The broken rules.
+pub fn verify(graph: &Graph) -> Result<(), Vec<VerifyError>> {
+    let mut errors = Vec::new();
+    let mut defined = vec![0usize; graph.values.len()];
+    let mut parts: Vec<Part> = vec![Part::Forward; graph.values.len()];
+    let mut assigned: BTreeSet<&str> = BTreeSet::new();
+    for node in &graph.nodes {
+        let at = node.results.first().map_or_else(|| node.op.to_string(), Value::to_string);
+        let mut report = |kind| errors.push(VerifyError { at: at.clone(), kind });
+        let early = node.args.iter().find(|v| defined.get(v.index()).is_none_or(|n| *n == 0));
+        if let Some(v) = early {
+            report(Fault::UseBeforeDef(*v));
+        } else {
+            check_shapes(graph, node, &mut report);
+            check_types(graph, node, &mut report);
+            check_scope(graph, node, &mut report);
+            for v in node
+                .args
+                .iter()
+                .filter(|v| parts[v.index()] > node.mark.part && node.mark.part == Part::Forward)
+            {
+                report(Fault::PartOrder(node.mark.part.name(), *v, parts[v.index()].name()));
+            }
+        }
+        if let Op::Assign(name) = &node.op
+            && !assigned.insert(name)
+        {
+            report(Fault::AssignedTwice(name.to_string()));
+        }
+        for v in &node.results {
+            defined[v.index()] += 1;
+            parts[v.index()] = node.mark.part;
+        }
+    }
+    for (i, n) in defined.iter().enumerate().filter(|(_, n)| **n != 1) {
+        errors.push(VerifyError { at: Value(i as u32).to_string(), kind: Fault::Defined(*n) });
+    }
+    if errors.is_empty() { Ok(()) } else { Err(errors) }
+}
+
+fn check_shapes(graph: &Graph, node: &Node, report: &mut impl FnMut(Fault)) {
+    if let Some(needed) = node.op.arity()
+        && needed != node.args.len()
+    {
+        return report(Fault::Arity { op: node.op.to_string(), needed, found: node.args.len() });
+    }
+    let shapes: Vec<&[usize]> = node.args.iter().map(|v| graph.shape(*v)).collect();
+    let known: Vec<_> = node.signature.factors.iter().cloned().zip(node.sizes.iter().copied()).collect();
+    match node.signature.sizes(&shapes, &known) {
+        Err(error) => report(error.into()),
+        Ok(needed) if needed != node.sizes => report(Fault::Factors { found: node.sizes.clone(), needed }),
+        Ok(sizes) => {
+            for (v, dims) in node.results.iter().zip(&node.signature.results) {
+                let needed = Signature::shape(dims, &sizes);
+                if graph.shape(*v) != needed {
+                    report(Fault::Shape { found: graph.shape(*v).to_vec(), needed });
+                }
+            }
+        }
+    }
+    if matches!(node.op, Op::Gather | Op::Scatter) && node.op.looked_up(&node.signature).is_none() {
+        report(Fault::NoLookup(node.signature.to_string()));
+    }
+}
+
+fn check_types(graph: &Graph, node: &Node, report: &mut impl FnMut(Fault)) {
+    use crate::DType::{Bool, F32, I32, I64, U32};
+    let arg = |i: usize| node.args.get(i).map(|v| graph.ty(*v).dtype);
+    let result = node.results.first().map(|v| graph.ty(*v).dtype);
+    let mut needs = |ok: bool, needed: &str| {
+        if !ok {
+            report(Fault::Type { op: node.op.to_string(), needed: needed.to_string() });
+        }
+    };
+    let same = (0..node.args.len()).all(|i| arg(i) == result);
+    let integer = |t| matches!(t, Some(I32 | I64 | U32));
+    match &node.op {
+        Op::Einsum { .. } | Op::Add | Op::ReduceMax | Op::Accumulate | Op::Reshard => {
+            needs(same, "needs operands and result of one type");
+        }
+        Op::Unary(Unary::Stop) => needs(same, "needs operand and result of one type"),
+        Op::Unary(_) => needs(same && result.is_some_and(crate::DType::is_float), "needs floats"),
+        Op::Binary(b) if b.is_comparison() => {
+            needs(
+                arg(0) == arg(1) && result == Some(Bool),
+                "needs operands of one type and a bool as result",
+            );
+        }
+        Op::Binary(Binary::Sub | Binary::Div | Binary::Max | Binary::Min | Binary::Eq | Binary::Ge) => {
+            needs(same, "needs operands and result of one type");
+        }
+        Op::Select => {
+            needs(
+                arg(0) == Some(Bool) && arg(1) == result && arg(2) == result,
+                "needs a bool and two operands of the result's type",
+            );
+        }
+        Op::Gather | Op::Scatter => {
+            needs(
+                arg(0) == result && integer(arg(1)),
+                "needs an index of integers, and operand 0 of the result's type",
+            );
+        }
+        Op::Iota => needs(integer(result) || result == Some(F32), "gives integers or f32"),
+        Op::Input(name) => {
+            let Some(input) = graph.inputs.iter().find(|i| i.name == *name) else {
+                return report(Fault::Missing("input", name.to_string()));
+            };
+            let shape: Vec<usize> = input.dims.iter().map(|(_, n)| *n).collect();
+            entry(graph, "input", name, input.dtype, &shape, node.results.first(), report);
+        }
+        Op::State(name) | Op::Assign(name) => {
+            let Some(state) = graph.state(name) else {
+                return report(Fault::Missing("state", name.to_string()));
+            };
+            entry(
+                graph,
+                "state",
+                name,
+                state.dtype,
+                &state.shape(),
+                node.results.first().or(node.args.first()),
+                report,
+            );
+        }
+        Op::Const(_) | Op::Cast | Op::Tap(_) => {}
+    }
+}
+
+fn entry(
+    graph: &Graph,
+    what: &'static str,
+    name: &str,
+    dtype: crate::DType,
+    shape: &[usize],
+    value: Option<&Value>,
+    report: &mut impl FnMut(Fault),
+) {
+    let Some(ty) = value.map(|v| graph.ty(*v)) else { return };
+    if ty.dtype != dtype || ty.shape != shape {
+        let (is, here) = (format!("{dtype} {shape:?}"), format!("{} {:?}", ty.dtype, ty.shape));
+        report(Fault::Entry(what, name.to_string(), is, here));
+    }
+}
+
+fn check_scope(graph: &Graph, node: &Node, report: &mut impl FnMut(Fault)) {
+    let micro = node.args.iter().any(|v| graph.ty(*v).scope == Scope::Micro);
+    let needed = Scope::of(&node.op, micro);
+    for v in &node.results {
+        let found = graph.ty(*v).scope;
+        if found != needed {
+            report(Fault::ScopeOf { found, needed });
+        }
+    }
+    if matches!(node.op, Op::Assign(_)) && micro {
+        report(Fault::ScopeOf { found: Scope::Step, needed: Scope::Micro });
+    }
+}
+
+/// All rules that a sharded graph breaks, those of its graph too.
+///
+/// # Errors
+/// The broken rules.
+pub fn verify_sharded(sharded: &ShardedGraph) -> Result<(), Vec<VerifyError>> {
+    let mut errors = verify(&sharded.graph).err().unwrap_or_default();
+    if !errors.is_empty() || sharded.shardings.is_empty() {
+        return if errors.is_empty() { Ok(()) } else { Err(errors) };
+    }
+    let (graph, mesh) = (&sharded.graph, &sharded.mesh);
+    for (i, node) in graph.nodes.iter().enumerate() {
+        let at = node.results.first().map_or_else(|| node.op.to_string(), Value::to_string);
+        let mut report = |kind| errors.push(VerifyError { at: at.clone(), kind });
+        for v in &node.results {
+            check_sharding(sharded, *v, &mut report);
+        }
+        if let Op::Input(name) | Op::State(name) | Op::Assign(name) = &node.op {
+            let value = node.results.first().or(node.args.first());
+            let found = value.map(|v| sharded.sharding(*v));
+            let place = sharded.decisions.places.get(name);
+            if found != place && (sharded.agreed || !node.results.is_empty()) {
+                let show = |s: Option<&Sharding>| s.map_or("nowhere".to_string(), |s| s.show(mesh));
+                report(Fault::Place(name.to_string(), show(place), show(found)));
+            }
+        }
+        if matches!(node.op, Op::Reshard | Op::Input(_) | Op::State(_)) {
+            continue;
+        }
+        let Some(layout) = sharded.layout(i) else {
+            report(Fault::Strategy(sharded.decisions.strategies[i].show(node, mesh)));
+            continue;
+        };
+        for (v, needed) in node.results.iter().zip(&layout.results) {
+            let found = sharded.sharding(*v);
+            if found != needed {
+                report(Fault::Result { found: found.show(mesh), needed: needed.show(mesh) });
+            }
+        }
+        if sharded.agreed {
+            for (v, needed) in node.args.iter().zip(&layout.args) {
+                let found = sharded.sharding(*v);
+                if found != needed {
+                    report(Fault::NeedsReshard(*v, needed.show(mesh), found.show(mesh)));
+                }
+            }
+        }
+    }
+    if errors.is_empty() { Ok(()) } else { Err(errors) }
+}
+
+fn check_sharding(sharded: &ShardedGraph, value: Value, report: &mut impl FnMut(Fault)) {
+    let (sharding, mesh) = (sharded.sharding(value), &sharded.mesh);
+    let dims = sharded.graph.shape(value).len();
+    if sharding.dims.len() != dims {
+        report(Fault::Dims { dims, sharding: sharding.show(mesh), found: sharding.dims.len() });
+    }
+    let axes: Vec<_> = sharding.axes().collect();
+    for (i, axis) in axes.iter().enumerate().filter(|(i, a)| axes[..*i].contains(a)) {
+        let _ = i;
+        report(Fault::AxisTwice(mesh.name(*axis).to_string(), sharding.show(mesh)));
+    }
+}
