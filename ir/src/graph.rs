@@ -34,7 +34,11 @@ pub enum Scope {
 impl Scope {
     /// How often the results of an op are computed; `micro` says whether an operand is of a micro-batch.
     pub fn of(op: &Op, micro: bool) -> Scope {
-        if matches!(op, Op::Input(_)) || micro && !matches!(op, Op::Accumulate) { Scope::Micro } else { Scope::Step }
+        if matches!(op, Op::Input(_)) || micro && !matches!(op, Op::Accumulate) {
+            Scope::Micro
+        } else {
+            Scope::Step
+        }
     }
 }
 
@@ -158,6 +162,8 @@ pub struct Graph {
     pub optimizer: Option<AdamW>,
     /// What the user asks of values in the middle.
     pub constraints: Vec<Constraint>,
+    /// Whether the host wants logits and gradients after each step, not only loss, norm and rate.
+    pub dump: bool,
 }
 
 impl Graph {

@@ -1,5 +1,7 @@
 //! The nouns of meshc: what flows from the user's model to the instructions that run. Knows no other crate.
 
+pub mod composite;
+pub mod dsl;
 mod dtype;
 pub mod graph;
 pub mod kernel;

@@ -1,1 +1,50 @@
-//! Placeholder.
+//! The verbs: from the user's graph to the program that runs, one small step at a time.
+//!
+//! Three ordered lists, by what a pass works on; between them two conversions: [`ShardedGraph::new`] puts a graph on a
+//! mesh, [`lower`] makes instructions of it. [`compile`] runs them all and verifies after each.
+
+mod autodiff;
+mod choose;
+mod driver;
+mod optimizer;
+mod price;
+mod reshard;
+mod simplify;
+mod untap;
+
+use ir::program::Program;
+use ir::{Graph, ShardedGraph};
+
+pub use driver::{Compiled, Trace, compile};
+
+/// One step, by the name it has in `meshc trace` and in the filetests.
+#[derive(Clone, Copy, Debug)]
+pub struct Pass<T> {
+    /// The name of the step's file.
+    pub name: &'static str,
+    /// Changes the noun in place.
+    pub run: fn(&mut T),
+}
+
+/// What works on whole tensors.
+pub const GRAPH: &[Pass<Graph>] = &[
+    // First, so that the backward pass is a graph like any other and backward collectives need no code of their own.
+    Pass { name: "autodiff", run: autodiff::run },
+    // Takes the gradients; before sharding, so that ZeRO is only a sharding of its states.
+    Pass { name: "optimizer", run: optimizer::run },
+    // Takes taps away before `simplify` drops what only they used.
+    Pass { name: "untap", run: untap::run },
+    // Last, since the passes before write for clarity: what is written twice is computed once.
+    Pass { name: "simplify", run: simplify::run },
+];
+
+/// What works on a graph on a mesh.
+pub const SHARDED: &[Pass<ShardedGraph>] = &[
+    // Gives every value a sharding; needs the places of inputs and states only.
+    Pass { name: "choose", run: choose::run },
+    // Makes operands agree, so it needs the shardings of all values.
+    Pass { name: "reshard", run: reshard::run },
+];
+
+/// What works on instructions.
+pub const PROGRAM: &[Pass<Program>] = &[];

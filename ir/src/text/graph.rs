@@ -47,6 +47,9 @@ impl fmt::Display for ShardedGraph {
 fn write_tables(graph: &Graph, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     graph.inputs.iter().try_for_each(|i| writeln!(f, "{}", tables::show_input(i)))?;
     graph.states.iter().try_for_each(|s| writeln!(f, "{}", tables::show_state(s)))?;
+    if graph.dump {
+        writeln!(f, "dump")?;
+    }
     graph.optimizer.iter().try_for_each(|a| writeln!(f, "{}", tables::show_adamw(a)))
 }
 
@@ -195,6 +198,7 @@ impl Read {
             "input" => self.graph.inputs.push(tables::parse_input(rest)?),
             "state" => self.graph.states.push(tables::parse_state(rest)?),
             "adamw" => self.graph.optimizer = Some(tables::parse_adamw(rest)?),
+            "dump" if rest.is_empty() => self.graph.dump = true,
             "constrain" => self.constrain(rest)?,
             "gradient" => {
                 let (name, v) = rest.split_once(' ').ok_or("a gradient reads `gradient name v7`")?;

@@ -1,0 +1,224 @@
+//! A config.json: typed access to its keys, and the rule that no key which changes the mathematics is passed over.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value};
+
+use crate::ModelError;
+
+/// A config.json that was read.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Its keys.
+    pub keys: Map<String, Value>,
+    /// Whether dropout of the config is overridden by 0.
+    pub no_dropout: bool,
+}
+
+/// Keys that say how a model is stored, generated from or described, and not what it computes.
+const HARMLESS: &[&str] = &[
+    "_name_or_path",
+    "_attn_implementation",
+    "architectures",
+    "attn_implementation",
+    "auto_map",
+    "bad_words_ids",
+    "begin_suppress_tokens",
+    "bos_token_id",
+    "chunk_size_feed_forward",
+    "decoder_start_token_id",
+    "diversity_penalty",
+    "do_sample",
+    "dtype",
+    "early_stopping",
+    "encoder_no_repeat_ngram_size",
+    "eos_token_id",
+    "exponential_decay_length_penalty",
+    "finetuning_task",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "id2label",
+    "initializer_range",
+    "is_decoder",
+    "is_encoder_decoder",
+    "keys_to_ignore_at_inference",
+    "label2id",
+    "length_penalty",
+    "max_length",
+    "max_position_embeddings",
+    "min_length",
+    "model_type",
+    "no_repeat_ngram_size",
+    "num_beam_groups",
+    "num_beams",
+    "num_return_sequences",
+    "output_attentions",
+    "output_hidden_states",
+    "output_scores",
+    "pad_token_id",
+    "prefix",
+    "pretraining_tp",
+    "problem_type",
+    "remove_invalid_values",
+    "reorder_and_upcast_attn",
+    "repetition_penalty",
+    "return_dict",
+    "return_dict_in_generate",
+    "sep_token_id",
+    "summary_activation",
+    "summary_first_dropout",
+    "summary_proj_to_labels",
+    "summary_type",
+    "summary_use_proj",
+    "suppress_tokens",
+    "task_specific_params",
+    "temperature",
+    "tf_legacy_loss",
+    "tie_encoder_decoder",
+    "tokenizer_class",
+    "top_k",
+    "top_p",
+    "torch_dtype",
+    "torchscript",
+    "transformers_version",
+    "typical_p",
+    "use_bfloat16",
+    "use_cache",
+    "vocab_size",
+];
+
+impl Config {
+    /// Reads a config.json, or that of a folder.
+    ///
+    /// # Errors
+    /// There is none, or it is no JSON object.
+    pub fn read(path: &Path) -> Result<Config, ModelError> {
+        let file: PathBuf = if path.is_dir() { path.join("config.json") } else { path.to_path_buf() };
+        if !file.is_file() {
+            return Err(ModelError::NoConfig(path.to_path_buf()));
+        }
+        let text = std::fs::read_to_string(&file).map_err(|e| ModelError::Read(file.clone(), e))?;
+        let value: Value =
+            serde_json::from_str(&text).map_err(|e| ModelError::Json(file.clone(), e.to_string()))?;
+        match value {
+            Value::Object(keys) => Ok(Config { keys, no_dropout: false }),
+            Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) => {
+                Err(ModelError::Json(file, "it holds no object".to_string()))
+            }
+        }
+    }
+
+    /// The model type.
+    pub fn model_type(&self) -> &str {
+        self.keys.get("model_type").and_then(Value::as_str).unwrap_or("(none)")
+    }
+
+    fn value(&self, key: &str) -> Option<&Value> {
+        self.keys.get(key).filter(|v| !v.is_null())
+    }
+
+    /// A size: a whole number of at least 1.
+    pub(crate) fn size(&self, key: &str, family: &'static str) -> Result<usize, ModelError> {
+        let value = self.value(key).ok_or_else(|| ModelError::Missing(key.to_string(), family))?;
+        let size = value.as_u64().filter(|n| (1..=1 << 40).contains(n));
+        size.map(|n| n as usize).ok_or_else(|| wrong(key, value, "a whole number of at least 1"))
+    }
+
+    /// A size, or what it is if the key is not there.
+    pub(crate) fn size_or(
+        &self,
+        key: &str,
+        default: usize,
+        family: &'static str,
+    ) -> Result<usize, ModelError> {
+        if self.value(key).is_none() { Ok(default) } else { self.size(key, family) }
+    }
+
+    pub(crate) fn number_or(&self, key: &str, default: f64) -> Result<f64, ModelError> {
+        match self.value(key) {
+            None => Ok(default),
+            Some(v) => v.as_f64().filter(|n| n.is_finite()).ok_or_else(|| wrong(key, v, "a number")),
+        }
+    }
+
+    pub(crate) fn flag_or(&self, key: &str, default: bool) -> Result<bool, ModelError> {
+        match self.value(key) {
+            None => Ok(default),
+            Some(v) => v.as_bool().ok_or_else(|| wrong(key, v, "true or false")),
+        }
+    }
+
+    pub(crate) fn text_or<'a>(&'a self, key: &str, default: &'a str) -> Result<&'a str, ModelError> {
+        match self.value(key) {
+            None => Ok(default),
+            Some(v) => v.as_str().ok_or_else(|| wrong(key, v, "a string")),
+        }
+    }
+
+    /// A key that must be absent, null, false or 0.
+    pub(crate) fn off(&self, key: &str, family: &'static str, hint: &str) -> Result<(), ModelError> {
+        match self.value(key).filter(|v| !is_off(v)) {
+            None => Ok(()),
+            Some(v) => Err(unsupported(key, v, family, hint)),
+        }
+    }
+
+    /// A dropout rate: 0, or overridden by 0.
+    pub(crate) fn dropout(&self, key: &str, family: &'static str) -> Result<(), ModelError> {
+        if self.no_dropout { Ok(()) } else { self.off(key, family, "; `--dropout 0` trains without it") }
+    }
+
+    /// The base of the rotary frequencies, from Transformers 4 or 5 keys.
+    pub(crate) fn rope_theta(&self, default: f64, family: &'static str) -> Result<f64, ModelError> {
+        self.off("rope_scaling", family, "")?;
+        let Some(rope) = self.value("rope_parameters") else { return self.number_or("rope_theta", default) };
+        let object = rope.as_object().ok_or_else(|| wrong("rope_parameters", rope, "an object"))?;
+        for (key, value) in object {
+            let fine = match key.as_str() {
+                "rope_theta" => true,
+                "rope_type" => value.as_str() == Some("default"),
+                "partial_rotary_factor" => value.as_f64() == Some(1.0),
+                _ => is_off(value),
+            };
+            if !fine {
+                return Err(unsupported(&format!("rope_parameters.{key}"), value, family, ""));
+            }
+        }
+        let theta = object.get("rope_theta").map_or(Some(default), Value::as_f64);
+        theta
+            .filter(|t| *t > 0.0)
+            .ok_or_else(|| wrong("rope_parameters.rope_theta", rope, "a number above 0"))
+    }
+
+    /// Every key is one that the family reads, one that is harmless, or off: no other is passed over.
+    pub(crate) fn nothing_else(&self, read: &[&str], family: &'static str) -> Result<(), ModelError> {
+        let known: BTreeSet<&str> = HARMLESS.iter().chain(read).copied().collect();
+        match self.keys.iter().find(|(k, v)| !known.contains(k.as_str()) && !is_off(v)) {
+            None => Ok(()),
+            Some((k, v)) => {
+                let hint = "; if the key does not matter, remove it from config.json";
+                Err(unsupported(k, v, family, hint))
+            }
+        }
+    }
+}
+
+fn is_off(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Bool(b) => !b,
+        Value::Number(n) => n.as_f64() == Some(0.0),
+        Value::String(s) => s.is_empty(),
+        Value::Array(a) => a.is_empty(),
+        Value::Object(o) => o.is_empty(),
+    }
+}
+
+fn wrong(key: &str, found: &Value, needed: &str) -> ModelError {
+    ModelError::Value { key: key.to_string(), found: found.to_string(), needed: needed.to_string() }
+}
+
+pub(crate) fn unsupported(key: &str, found: &Value, family: &'static str, hint: &str) -> ModelError {
+    ModelError::Unsupported { key: key.to_string(), found: found.to_string(), family, hint: hint.to_string() }
+}

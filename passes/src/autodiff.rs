@@ -1,0 +1,344 @@
+//! After it the graph also computes the gradient of the summed loss by every trainable parameter.
+//!
+//! Reverse mode on whole tensors, before anything is split, so that backward collectives need no code of their own.
+//! A backward node has the layer of the forward node that it comes from, and says which one (`of`) and whose gradient
+//! it is (`like`). Composites that have a gradient body get it instead of the gradients of their primitives.
+//!
+//! ```text
+//! v2 = einsum v0, v1 : m k, k n -> m n     | 0 forward
+//! v7 = einsum v6, v1 : m n, k n -> m k     | 0 input of=v2 like=v0
+//! v8 = einsum v6, v0 : m n, m k -> k n     | 0 weight of=v2 like=v1
+//! ```
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ir::composite::{GRADIENTS, Gradient, Roles};
+use ir::dsl::{Model, Tensor};
+use ir::graph::{Mark, NewNode};
+use ir::signature::Dim;
+use ir::state::Role;
+use ir::{Binary, DType, Graph, Node, Op, Part, Signature, Unary, Value};
+
+pub(crate) fn run(graph: &mut Graph) {
+    let Some(loss) = graph.loss else { return };
+    let parameters = parameters(graph);
+    let forward = graph.nodes.clone();
+    let depends = depends(graph, &parameters);
+    let states = forward.iter().filter(|n| matches!(n.op, Op::State(_))).map(|n| n.results[0]).collect();
+    let parts = vec![Vec::new(); graph.values.len()];
+    let mut back = Back { depends, parts, states, graph: std::mem::take(graph) };
+    let one = back.push(Op::Const(1.0), scalar(), Vec::new(), seed_mark(&forward, loss.sum), None);
+    back.parts[loss.sum.index()].push(one);
+    let composites = composites(&forward);
+    for node in forward.iter().rev() {
+        let Some(result) = node.results.first().copied() else { continue };
+        if !back.depends[result.index()] || back.parts[result.index()].is_empty() {
+            continue;
+        }
+        let dz = back.total(result, node.mark);
+        if matches!(node.op, Op::State(_)) {
+            continue;
+        }
+        match composites.get(&result) {
+            Some((gradient, roles)) => back.composite(node, gradient, roles, dz),
+            None => back.node(node, dz),
+        }
+    }
+    let parts = std::mem::take(&mut back.parts);
+    *graph = back.graph;
+    graph.gradients =
+        parameters.iter().filter_map(|(name, v)| Some((name.clone(), *parts[v.index()].first()?))).collect();
+}
+
+fn scalar() -> Signature {
+    Signature { factors: Vec::new(), args: Vec::new(), results: vec![Vec::new()] }
+}
+
+fn seed_mark(forward: &[Node], loss: Value) -> Mark {
+    let layer = forward.iter().find(|n| n.results.contains(&loss)).map_or(0, |n| n.mark.layer);
+    Mark { layer, part: Part::Input }
+}
+
+fn parameters(graph: &Graph) -> Vec<(ir::Name, Value)> {
+    let trainable = |name: &ir::Name| {
+        graph.state(name).is_some_and(|s| matches!(s.role, Role::Parameter { trainable: true, .. }))
+    };
+    let parameter = |n: &Node| match &n.op {
+        Op::State(name) if trainable(name) => Some((name.clone(), n.results[0])),
+        _ => None,
+    };
+    graph.nodes.iter().filter_map(parameter).collect()
+}
+
+/// For each value whether it depends on a parameter through floats and no `stop`.
+fn depends(graph: &Graph, parameters: &[(ir::Name, Value)]) -> Vec<bool> {
+    let mut depends = vec![false; graph.values.len()];
+    parameters.iter().for_each(|(_, v)| depends[v.index()] = true);
+    for node in &graph.nodes {
+        let through =
+            !matches!(node.op, Op::Unary(Unary::Stop)) && node.args.iter().any(|v| depends[v.index()]);
+        for v in node.results.iter().filter(|v| graph.ty(**v).dtype.is_float()) {
+            depends[v.index()] |= through;
+        }
+    }
+    depends
+}
+
+/// The instances that have a gradient body, by the value that it differentiates.
+fn composites(forward: &[Node]) -> BTreeMap<Value, (&'static Gradient, Roles)> {
+    let mut roles: BTreeMap<u32, Roles> = BTreeMap::new();
+    for node in forward {
+        if let Some(tag) = &node.tag {
+            roles.entry(tag.instance).or_default().insert(tag.role.clone(), node.clone());
+        }
+    }
+    let mut out = BTreeMap::new();
+    for (instance, roles) in roles {
+        let tag = forward.iter().filter_map(|n| n.tag.as_ref()).find(|t| t.instance == instance);
+        let gradient = tag.and_then(|t| GRADIENTS.iter().find(|g| *t.composite == *g.composite));
+        if let Some(gradient) = gradient
+            && let Some(output) = roles.get(gradient.output)
+        {
+            out.insert(output.results[0], (gradient, roles));
+        }
+    }
+    out
+}
+
+struct Back {
+    graph: Graph,
+    depends: Vec<bool>,
+    /// For each forward value the contributions to its gradient so far.
+    parts: Vec<Vec<Value>>,
+    /// What states hold.
+    states: BTreeSet<Value>,
+}
+
+impl Back {
+    fn push(
+        &mut self,
+        op: Op,
+        signature: Signature,
+        args: Vec<Value>,
+        mark: Mark,
+        of: Option<&Node>,
+    ) -> Value {
+        let dtype = match &op {
+            Op::Binary(b) if b.is_comparison() => DType::Bool,
+            Op::Select => self.graph.ty(args[1]).dtype,
+            _ => args.first().map_or(DType::F32, |v| self.graph.ty(*v).dtype),
+        };
+        let known = of.map_or(Vec::new(), |n| {
+            n.signature.factors.iter().cloned().zip(n.sizes.iter().copied()).collect()
+        });
+        let of = of.map(|n| n.results[0]);
+        let new = NewNode { op, signature, args, dtype, known, mark, tag: None, of, like: None };
+        let value = self.graph.push(new).unwrap_or_else(|e| panic!("a gradient's signature is wrong: {e}"));
+        value.unwrap_or_else(|| panic!("a gradient's op has a result"))
+    }
+
+    fn part(&self, of: Value) -> Part {
+        if self.states.contains(&of) { Part::Weight } else { Part::Input }
+    }
+
+    /// The sum of the contributions to a value's gradient; afterwards they are one.
+    fn total(&mut self, value: Value, mark: Mark) -> Value {
+        let parts = std::mem::take(&mut self.parts[value.index()]);
+        let total = if parts.len() == 1 {
+            parts[0]
+        } else {
+            let dims = tensor_dims(self.graph.shape(value).len());
+            let factors = (0..dims.len()).map(|i| format!("i{i}").into()).collect();
+            let signature = Signature { factors, args: vec![dims.clone(); parts.len()], results: vec![dims] };
+            let part = self.part(value);
+            let total = self.push(Op::Add, signature, parts, Mark { part, ..mark }, None);
+            self.like(total, value);
+            total
+        };
+        self.parts[value.index()] = vec![total];
+        total
+    }
+
+    fn like(&mut self, gradient: Value, value: Value) {
+        let maker = self.graph.nodes.iter_mut().rev().find(|n| n.results.contains(&gradient));
+        maker.into_iter().for_each(|n| n.like = Some(value));
+    }
+
+    fn composite(&mut self, node: &Node, gradient: &Gradient, roles: &Roles, dz: Value) {
+        let from = self.graph.nodes.len();
+        let mut model = Model::resume(std::mem::take(&mut self.graph), Part::Input);
+        model.layer(node.mark.layer);
+        let dims = node.signature.results[0].iter().map(|d| node.signature.factors[d[0]].clone()).collect();
+        let out = (gradient.body)(&mut model, roles, &Tensor { value: dz, dims });
+        self.graph = model.finish().unwrap_or_else(|e| panic!("a gradient body is wrong: {}", e[0]));
+        for (value, d) in out {
+            let maker = self.graph.nodes[from..].iter_mut().find(|n| n.results.contains(&d.value));
+            maker.into_iter().for_each(|n| n.like = Some(value));
+            if self.depends[value.index()] {
+                self.parts[value.index()].push(d.value);
+            }
+        }
+    }
+
+    fn node(&mut self, node: &Node, dz: Value) {
+        for (i, arg) in node.args.iter().enumerate() {
+            if !self.depends[arg.index()] {
+                continue;
+            }
+            let part = self.part(*arg);
+            let from = self.graph.nodes.len();
+            if let Some(d) = self.vjp(node, i, dz, Mark { layer: node.mark.layer, part }) {
+                let result = node.results[0];
+                for k in from..self.graph.nodes.len() {
+                    let shape = self.graph.shape(self.graph.nodes[k].results[0]);
+                    if shape == self.graph.shape(result) {
+                        self.graph.nodes[k].like = Some(result);
+                    }
+                }
+                if self.graph.nodes.len() > from {
+                    self.like(d, *arg);
+                }
+                self.parts[arg.index()].push(d);
+            }
+        }
+    }
+
+    /// The gradient by operand `i`, from that of the result.
+    fn vjp(&mut self, node: &Node, i: usize, dz: Value, mark: Mark) -> Option<Value> {
+        let s = &node.signature;
+        let arg = |k: usize| s.args[k].clone();
+        let z = s.results[0].clone();
+        let result = node.results[0];
+        let einsum = |scale: f64| Op::Einsum { scale };
+        let mut op = |op: Op, args: Vec<Vec<Dim>>, to: Vec<Dim>, values: Vec<Value>| {
+            let same = args.len() == 1 && args[0] == to && op == einsum(1.0);
+            if same { values[0] } else { self.push(op, s.turned(args, vec![to]), values, mark, Some(node)) }
+        };
+        Some(match &node.op {
+            Op::Einsum { scale } => {
+                let others: Vec<usize> = (0..node.args.len()).filter(|k| *k != i).collect();
+                let dims = std::iter::once(z).chain(others.iter().map(|k| arg(*k))).collect();
+                let values = std::iter::once(dz).chain(others.iter().map(|k| node.args[*k])).collect();
+                op(einsum(*scale), dims, arg(i), values)
+            }
+            Op::Add => op(einsum(1.0), vec![z], arg(i), vec![dz]),
+            Op::Binary(Binary::Sub) => op(einsum(if i == 0 { 1.0 } else { -1.0 }), vec![z], arg(i), vec![dz]),
+            Op::Binary(Binary::Div) => {
+                let q =
+                    op(Op::Binary(Binary::Div), vec![z.clone(), arg(1)], z.clone(), vec![dz, node.args[1]]);
+                match i {
+                    0 => op(einsum(1.0), vec![z], arg(0), vec![q]),
+                    _ => op(einsum(-1.0), vec![z.clone(), z], arg(1), vec![q, result]),
+                }
+            }
+            Op::Binary(Binary::Max | Binary::Min) => {
+                // The operand that was taken gets it; of equal ones the first.
+                let (x, y) = match (&node.op, i) {
+                    (Op::Binary(Binary::Max), 0) => (0, 1),
+                    (Op::Binary(Binary::Min), 0) => (1, 0),
+                    (Op::Binary(Binary::Max), _) => (0, 1),
+                    _ => (1, 0),
+                };
+                let first = op(
+                    Op::Binary(Binary::Ge),
+                    vec![arg(x), arg(y)],
+                    z.clone(),
+                    vec![node.args[x], node.args[y]],
+                );
+                let zero = op(Op::Const(0.0), vec![], vec![], vec![]);
+                let args = vec![
+                    z.clone(),
+                    if i == 0 { z.clone() } else { vec![] },
+                    if i == 0 { vec![] } else { z.clone() },
+                ];
+                let values = if i == 0 { vec![first, dz, zero] } else { vec![first, zero, dz] };
+                let taken = op(Op::Select, args, z.clone(), values);
+                op(einsum(1.0), vec![z], arg(i), vec![taken])
+            }
+            Op::Select => {
+                let zero = op(Op::Const(0.0), vec![], vec![], vec![]);
+                let (args, values) = match i {
+                    1 => (vec![arg(0), z.clone(), vec![]], vec![node.args[0], dz, zero]),
+                    _ => (vec![arg(0), vec![], z.clone()], vec![node.args[0], zero, dz]),
+                };
+                let taken = op(Op::Select, args, z.clone(), values);
+                op(einsum(1.0), vec![z], arg(i), vec![taken])
+            }
+            Op::ReduceMax => {
+                let top =
+                    op(Op::Binary(Binary::Eq), vec![arg(0), z.clone()], arg(0), vec![node.args[0], result]);
+                let zero = op(Op::Const(0.0), vec![], vec![], vec![]);
+                op(Op::Select, vec![arg(0), z, vec![]], arg(0), vec![top, dz, zero])
+            }
+            Op::Gather if i == 0 => op(Op::Scatter, vec![z, arg(1)], arg(0), vec![dz, node.args[1]]),
+            Op::Scatter if i == 0 => op(Op::Gather, vec![z, arg(1)], arg(0), vec![dz, node.args[1]]),
+            Op::Cast => {
+                let d = self.push(Op::Cast, s.turned(vec![z], vec![arg(0)]), vec![dz], mark, Some(node));
+                let dtype = self.graph.ty(node.args[0]).dtype;
+                self.graph.values[d.index()].dtype = dtype;
+                d
+            }
+            Op::Unary(u) => {
+                let both = vec![z.clone(), z.clone()];
+                let x = node.args[0];
+                let local = match u {
+                    Unary::Exp => result,
+                    Unary::Expm1 => {
+                        let one = op(Op::Const(1.0), vec![], vec![], vec![]);
+                        op(Op::Add, vec![z.clone(), vec![]], z.clone(), vec![result, one])
+                    }
+                    Unary::Log => {
+                        return Some(op(Op::Binary(Binary::Div), both, z, vec![dz, x]));
+                    }
+                    Unary::Tanh => {
+                        let one = op(Op::Const(1.0), vec![], vec![], vec![]);
+                        let square = op(einsum(1.0), both.clone(), z.clone(), vec![result, result]);
+                        op(Op::Binary(Binary::Sub), vec![vec![], z.clone()], z.clone(), vec![one, square])
+                    }
+                    Unary::Sqrt => {
+                        let half = op(einsum(0.5), vec![z.clone()], z.clone(), vec![dz]);
+                        return Some(op(Op::Binary(Binary::Div), both, z, vec![half, result]));
+                    }
+                    Unary::Rsqrt => {
+                        let args = vec![z.clone(); 4];
+                        return Some(op(einsum(-0.5), args, z, vec![dz, result, result, result]));
+                    }
+                    Unary::Sin => op(Op::Unary(Unary::Cos), vec![z.clone()], z.clone(), vec![x]),
+                    Unary::Cos => {
+                        let sin = op(Op::Unary(Unary::Sin), vec![z.clone()], z.clone(), vec![x]);
+                        op(einsum(-1.0), vec![z.clone()], z.clone(), vec![sin])
+                    }
+                    Unary::Sigmoid => {
+                        let one = op(Op::Const(1.0), vec![], vec![], vec![]);
+                        let rest = op(
+                            Op::Binary(Binary::Sub),
+                            vec![vec![], z.clone()],
+                            z.clone(),
+                            vec![one, result],
+                        );
+                        op(einsum(1.0), both.clone(), z.clone(), vec![result, rest])
+                    }
+                    Unary::Abs => op(Op::Unary(Unary::Sign), vec![z.clone()], z.clone(), vec![x]),
+                    Unary::Relu => op(Op::Unary(Unary::Step), vec![z.clone()], z.clone(), vec![x]),
+                    Unary::Sign | Unary::Step | Unary::Stop => return None,
+                };
+                op(einsum(1.0), both, z, vec![dz, local])
+            }
+            Op::Binary(Binary::Eq | Binary::Ge)
+            | Op::Gather
+            | Op::Scatter
+            | Op::Const(_)
+            | Op::Iota
+            | Op::Input(_)
+            | Op::State(_)
+            | Op::Reshard
+            | Op::Accumulate
+            | Op::Assign(_)
+            | Op::Tap(_) => return None,
+        })
+    }
+}
+
+fn tensor_dims(n: usize) -> Vec<Dim> {
+    (0..n).map(|i| vec![i]).collect()
+}

@@ -1,0 +1,58 @@
+//! Runs all passes in order, and verifies after each.
+
+use std::collections::BTreeMap;
+
+use ir::program::Program;
+use ir::{Graph, Mesh, Name, ShardedGraph, Sharding, verify};
+
+use crate::{GRAPH, PROGRAM, SHARDED};
+
+/// What compiling gives.
+#[derive(Clone, Debug)]
+pub struct Compiled {
+    /// The training step on the mesh.
+    pub sharded: ShardedGraph,
+    /// What runs.
+    pub program: Program,
+}
+
+/// Is told the name and the text of every form.
+pub type Trace<'a> = &'a mut dyn FnMut(&'static str, &dyn std::fmt::Display);
+
+/// Compiles a graph whose inputs and states lie at `places`.
+///
+/// # Panics
+/// If a pass leaves what the verifier refuses: a fault of meshc, never of the user. What the user gives is verified
+/// before.
+pub fn compile(graph: Graph, mesh: &Mesh, places: BTreeMap<Name, Sharding>, trace: Trace) -> Compiled {
+    let mut graph = graph;
+    trace("graph", &graph);
+    for pass in GRAPH {
+        (pass.run)(&mut graph);
+        expect(pass.name, verify::verify(&graph));
+        trace(pass.name, &graph);
+    }
+    let mut sharded = ShardedGraph::new(graph, mesh.clone(), places);
+    for pass in SHARDED {
+        (pass.run)(&mut sharded);
+        expect(pass.name, verify::verify_sharded(&sharded));
+        trace(pass.name, &sharded);
+    }
+    let mut program = Program::default();
+    for pass in PROGRAM {
+        (pass.run)(&mut program);
+        trace(pass.name, &program);
+    }
+    Compiled { sharded, program }
+}
+
+fn expect<E: std::fmt::Display>(pass: &str, verified: Result<(), Vec<E>>) {
+    if let Err(errors) = verified {
+        let all: Vec<String> = errors.iter().take(20).map(ToString::to_string).collect();
+        panic!(
+            "after {pass}, {} rules are broken; this is a fault of meshc:\n{}",
+            errors.len(),
+            all.join("\n")
+        );
+    }
+}

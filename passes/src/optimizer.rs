@@ -1,0 +1,187 @@
+//! After it the graph also makes the step: the loss, the gradients' global norm, clipping, the rate, and AdamW for every
+//! trainable parameter, all in the update, once a step. Taps: `loss`, `grad_norm`, `lr`, and
+//! `grad.NAME` of each parameter.
+//!
+//! Division by the number of labels that count stands here, on sums over all micro-batches and ranks: a mean inside a
+//! micro-batch would become a mean of means.
+//!
+//! ```text
+//! adamw lr=0.001 ...                gradient w v8            loss v5 / v6
+//!   ->
+//! v9 = accumulate v8                    the sum over micro-batches
+//! v12 = einsum v9, v11                  over the count
+//! ...
+//! assign(w) v30    assign(w.m) v20    assign(w.v) v25
+//! ```
+
+use ir::dsl::{Model, Tensor};
+use ir::state::{AdamW, Init, Role, State};
+use ir::{Binary, DType, Graph, Name, Op, Part, Unary, Value};
+
+pub(crate) fn run(graph: &mut Graph) {
+    let Some(loss) = graph.loss.take() else { return };
+    let gradients = std::mem::take(&mut graph.gradients);
+    let adamw = graph.optimizer.take();
+    let mut m = Model::resume(std::mem::take(graph), Part::Update);
+    let sum = m.accumulate(&Tensor { value: loss.sum, dims: Vec::new() });
+    let count = m.accumulate(&Tensor { value: loss.count, dims: Vec::new() });
+    // If no label counts, the sums are 0 and so are loss and gradient.
+    let one = m.constant(1.0, DType::F32);
+    let at_least_one = m.binary(Binary::Max, &count, &one);
+    let mean = m.div(&sum, &at_least_one);
+    m.tap("loss", &mean);
+    if let Some(adamw) = adamw.filter(|_| !gradients.is_empty()) {
+        let inverse = m.div(&one, &at_least_one);
+        update(&mut m, &adamw, &gradients, &inverse);
+    }
+    *graph = m.finish().unwrap_or_else(|e| panic!("the optimizer's graph is wrong: {}", e[0]));
+}
+
+/// What the update of every parameter shares.
+struct Shared {
+    /// What a gradient is multiplied with so that the global norm is at most what was asked.
+    clip: Option<Tensor>,
+    /// The negative rate over 1 - beta1^t.
+    rate: Tensor,
+    /// 1 / sqrt(1 - beta2^t).
+    root: Tensor,
+    /// 1 - rate times weight decay.
+    keep: Tensor,
+}
+
+fn update(m: &mut Model, a: &AdamW, gradients: &[(Name, Value)], inverse: &Tensor) {
+    let role = Role::Step;
+    let step = State {
+        name: "step".into(),
+        dtype: DType::I32,
+        dims: Vec::new(),
+        role,
+        init: Init::Zeros,
+        views: vec![],
+    };
+    let step = m.state(step);
+    let grads: Vec<(Name, Tensor)> = gradients
+        .iter()
+        .map(|(name, v)| {
+            let dims = state_dims(m, name);
+            let layer = layer_of(m, *v);
+            m.layer(layer);
+            let sum = m.accumulate(&Tensor { value: *v, dims });
+            let mean = m.mul(&[&sum, inverse]);
+            m.tap(&format!("grad.{name}"), &mean);
+            (name.clone(), mean)
+        })
+        .collect();
+    m.layer(0);
+    let squares: Vec<Tensor> = grads.iter().map(|(_, g)| m.einsum("", &[g, g])).collect();
+    let square = m.add(&squares.iter().collect::<Vec<_>>());
+    let norm = m.unary(Unary::Sqrt, &square);
+    m.tap("grad_norm", &norm);
+    let clip = a.clip.map(|clip| {
+        let norm = m.offset(&norm, 1e-6);
+        let limit = m.constant(clip, DType::F32);
+        let ratio = m.div(&limit, &norm);
+        let one = m.constant(1.0, DType::F32);
+        m.binary(Binary::Min, &ratio, &one)
+    });
+    let shared = shared(m, a, &step, clip);
+    for (name, gradient) in &grads {
+        let layer = layer_of(m, gradient.value);
+        m.layer(layer);
+        adamw(m, a, name, gradient, &shared);
+    }
+    m.layer(0);
+    let one = m.constant(1.0, DType::I32);
+    let next = m.add(&[&step, &one]);
+    m.assign("step", &next);
+}
+
+fn layer_of(m: &Model, value: Value) -> u32 {
+    m.graph().nodes.iter().rev().find(|n| n.results.contains(&value)).map_or(0, |n| n.mark.layer)
+}
+
+fn state_dims(m: &Model, name: &str) -> Vec<Name> {
+    m.graph().state(name).map_or(Vec::new(), |s| s.dims.iter().map(|(n, _)| n.clone()).collect())
+}
+
+/// The rate, and the bias corrections (Kingma and Ba, "Adam", section 3): 1 - beta^t is -expm1(t log beta), exact for
+/// beta near 1.
+fn shared(m: &mut Model, a: &AdamW, step: &Tensor, clip: Option<Tensor>) -> Shared {
+    let step = m.cast(step, DType::F32);
+    let t = m.offset(&step, 1.0);
+    let lr = rate(m, a, &step, &t);
+    m.tap("lr", &lr);
+    let mut correction = |m: &mut Model, beta: f64| {
+        let exponent = m.scale(beta.ln(), &t);
+        let less = m.unary(Unary::Expm1, &exponent);
+        m.scale(-1.0, &less)
+    };
+    let first = correction(m, a.beta1);
+    let second = correction(m, a.beta2);
+    let rate = m.div(&lr, &first);
+    let rate = m.scale(-1.0, &rate);
+    let root = m.unary(Unary::Rsqrt, &second);
+    let decay = m.scale(-a.weight_decay, &lr);
+    let keep = m.offset(&decay, 1.0);
+    Shared { clip, rate, root, keep }
+}
+
+/// lr (step + 1) / warmup while warming up, then min + (lr - min) (1 + cos(pi (step - warmup) / (steps - warmup))) / 2.
+fn rate(m: &mut Model, a: &AdamW, step: &Tensor, t: &Tensor) -> Tensor {
+    let rest = a.steps.saturating_sub(a.warmup).max(1) as f64;
+    let done = m.offset(step, -(a.warmup as f64));
+    let angle = m.scale(std::f64::consts::PI / rest, &done);
+    let cosine = m.unary(Unary::Cos, &angle);
+    let above = m.offset(&cosine, 1.0);
+    let above = m.scale((a.lr - a.min_lr) / 2.0, &above);
+    let falling = m.offset(&above, a.min_lr);
+    if a.warmup == 0 {
+        return falling;
+    }
+    let rising = m.scale(a.lr / a.warmup as f64, t);
+    let warm = m.constant(a.warmup as f64, DType::F32);
+    let after = m.binary(Binary::Ge, step, &warm);
+    m.select(&after, &falling, &rising)
+}
+
+fn adamw(m: &mut Model, a: &AdamW, name: &Name, gradient: &Tensor, shared: &Shared) {
+    let Some(state) = m.graph().state(name).cloned() else { return };
+    let parameter = m.graph().nodes.iter().find(|n| n.op == Op::State(name.clone())).map(|n| n.results[0]);
+    let Some(parameter) = parameter else { return };
+    let p = Tensor { value: parameter, dims: state_dims(m, name) };
+    let mut moment = |m: &mut Model, suffix: &str| {
+        let role = Role::Moment(name.clone());
+        let name = format!("{name}.{suffix}").into();
+        m.state(State {
+            name,
+            dtype: DType::F32,
+            dims: state.dims.clone(),
+            role,
+            init: Init::Zeros,
+            views: vec![],
+        })
+    };
+    let (first, second) = (moment(m, "m"), moment(m, "v"));
+    let decays = matches!(state.role, Role::Parameter { decays: true, .. }) && a.weight_decay != 0.0;
+    m.composite("adamw", |m| {
+        let g = shared.clip.as_ref().map_or(gradient.clone(), |clip| m.mul(&[gradient, clip]));
+        let dims = g.dims.join(" ");
+        let mut mean = |m: &mut Model, old: &Tensor, new: &[&Tensor], beta: f64| {
+            let old = m.scale(beta, old);
+            let new = m.einsum_scaled(1.0 - beta, &dims, new);
+            m.add(&[&old, &new])
+        };
+        let first = mean(m, &first, &[&g], a.beta1);
+        let second = mean(m, &second, &[&g, &g], a.beta2);
+        let root = m.unary(Unary::Sqrt, &second);
+        let root = m.mul(&[&root, &shared.root]);
+        let root = m.offset(&root, a.eps);
+        let change = m.mul(&[&first, &shared.rate]);
+        let change = m.div(&change, &root);
+        let kept = if decays { m.mul(&[&p, &shared.keep]) } else { p };
+        let new = m.add(&[&kept, &change]);
+        m.assign(name, &new);
+        m.assign(&format!("{name}.m"), &first);
+        m.assign(&format!("{name}.v"), &second);
+    });
+}

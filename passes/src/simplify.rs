@@ -1,0 +1,110 @@
+//! After it no two nodes of a part compute the same, no node only copies, constant factors stand in one place, and
+//! nothing is computed that no state, tap or loss needs.
+//!
+//! Works on whole tensors, after autodiff and the optimizer, which write for clarity and not for thrift.
+//!
+//! ```text
+//! v3 = einsum(2.0) v2      v4 = einsum(0.5) v3      ->  v2
+//! v5 = exp v1              v6 = exp v1              ->  v5 twice
+//! ```
+
+use std::collections::HashMap;
+
+use ir::graph::Rewrite;
+use ir::{Graph, Node, Op, Part, Value};
+
+pub(crate) fn run(graph: &mut Graph) {
+    let merged = merge(graph);
+    *graph = drop_unused(&merged);
+}
+
+fn merge(graph: &Graph) -> Graph {
+    let mut new = Rewrite::of(graph);
+    let mut seen: HashMap<String, Value> = HashMap::new();
+    let mut makers: Makers = HashMap::new();
+    for node in &graph.nodes {
+        let mut node = node.clone();
+        fold_scale(&mut node, &new, &makers);
+        if let Some(same) = copied(&node, &new) {
+            new.now[node.results[0].index()] = Some(same);
+            continue;
+        }
+        let key = key(&node, &new, graph);
+        if let Some(same) = key.as_ref().and_then(|k| seen.get(k)) {
+            new.now[node.results[0].index()] = Some(*same);
+            continue;
+        }
+        let at = new.copy(graph, &node);
+        for v in &new.graph.nodes[at].results {
+            makers.insert(*v, (at, node.args.first().copied()));
+        }
+        if let (Some(key), Some(v)) = (key, new.graph.nodes[at].results.first()) {
+            seen.insert(key, *v);
+        }
+    }
+    new.finish(graph)
+}
+
+/// For each new value its node, and the first operand of that node by its old number.
+type Makers = HashMap<Value, (usize, Option<Value>)>;
+
+/// An einsum takes over the scale of an operand that is only a scaled copy.
+fn fold_scale(node: &mut Node, new: &Rewrite, makers: &Makers) {
+    let Op::Einsum { scale } = &mut node.op else { return };
+    for arg in &mut node.args {
+        let Some(&(at, Some(source))) = makers.get(&new.at(*arg)) else { continue };
+        let maker = &new.graph.nodes[at];
+        let alone = maker.args.len() == 1 && maker.signature.args.first() == maker.signature.results.first();
+        if let Op::Einsum { scale: inner } = maker.op
+            && alone
+            && maker.mark.part == node.mark.part
+        {
+            *scale *= inner;
+            *arg = source;
+        }
+    }
+}
+
+/// What a node only copies.
+fn copied(node: &Node, new: &Rewrite) -> Option<Value> {
+    let is_copy = matches!(node.op, Op::Einsum { scale } if scale == 1.0) || node.op == Op::Add;
+    let alone = is_copy && node.args.len() == 1 && node.signature.args[0] == node.signature.results[0];
+    alone.then(|| new.at(node.args[0]))
+}
+
+/// Equal keys compute equal values. Only within a part: what the backward computes again is not kept.
+fn key(node: &Node, new: &Rewrite, old: &Graph) -> Option<String> {
+    if node.op.has_effect() || node.results.len() != 1 {
+        return None;
+    }
+    let args: Vec<Value> = node.args.iter().map(|v| new.at(*v)).collect();
+    let part = match node.mark.part {
+        Part::Forward => "forward",
+        Part::Input | Part::Weight => "backward",
+        Part::Update => "update",
+    };
+    let s = &node.signature;
+    let dtype = old.ty(node.results[0]).dtype;
+    Some(format!("{} {args:?} {:?} {:?} {:?} {dtype} {part}", node.op, s.args, s.results, node.sizes))
+}
+
+fn drop_unused(graph: &Graph) -> Graph {
+    let mut needed = vec![false; graph.values.len()];
+    graph.loss.iter().for_each(|l| {
+        needed[l.sum.index()] = true;
+        needed[l.count.index()] = true;
+    });
+    graph.gradients.iter().for_each(|(_, v)| needed[v.index()] = true);
+    let mut keep = vec![false; graph.nodes.len()];
+    for (i, node) in graph.nodes.iter().enumerate().rev() {
+        keep[i] = node.op.has_effect() || node.results.iter().any(|v| needed[v.index()]);
+        if keep[i] {
+            node.args.iter().for_each(|v| needed[v.index()] = true);
+        }
+    }
+    let mut new = Rewrite::of(graph);
+    for (node, _) in graph.nodes.iter().zip(&keep).filter(|(_, k)| **k) {
+        new.copy(graph, node);
+    }
+    new.finish(graph)
+}
