@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::rows::{Strategy, layout};
 use crate::schedule::Schedule;
+use crate::state::Role;
 use crate::{Graph, Mesh, Name, Sharding, Value};
 
 /// Everything that was chosen and not computed: passes read it, it prints and parses, a user can edit it.
@@ -33,8 +34,17 @@ pub struct ShardedGraph {
 }
 
 impl ShardedGraph {
-    /// A graph whose inputs and states have a place, and nothing else is chosen yet.
-    pub fn new(graph: Graph, mesh: Mesh, places: BTreeMap<Name, Sharding>) -> ShardedGraph {
+    /// A graph whose inputs and states have a place, and nothing else is chosen yet. A moment without a place lies as
+    /// its parameter does, anything else without one is replicated.
+    pub fn new(graph: Graph, mesh: Mesh, mut places: BTreeMap<Name, Sharding>) -> ShardedGraph {
+        for state in &graph.states {
+            let like = if let Role::Moment(of) = &state.role { places.get(of).cloned() } else { None };
+            let place = like.unwrap_or_else(|| Sharding::replicated(state.dims.len()));
+            places.entry(state.name.clone()).or_insert(place);
+        }
+        for input in &graph.inputs {
+            places.entry(input.name.clone()).or_insert_with(|| Sharding::replicated(input.dims.len()));
+        }
         let decisions = Decisions { places, schedule: Schedule::one_stage(1), ..Decisions::default() };
         ShardedGraph { mesh, graph, decisions, shardings: Vec::new(), agreed: false }
     }

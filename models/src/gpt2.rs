@@ -80,7 +80,7 @@ pub(crate) fn build(config: &Config, shape: Shape) -> Result<Graph, ModelError> 
         let bias = parameter(&mut m, &format!("{at}.attn.c_attn.bias"), "c kv e", &[3 * width], Init::Zeros);
         let qkv = m.einsum("c b s kv e", &[&h, &weight]);
         let qkv = m.add(&[&qkv, &bias]);
-        let mut pick = |m: &mut Model, i: usize| {
+        let pick = |m: &mut Model, i: usize| {
             let index = m.constant(i as f64, DType::I32);
             m.gather("b s kv e", &qkv, "c", &index)
         };

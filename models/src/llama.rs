@@ -80,7 +80,7 @@ pub(crate) fn build(config: &Config, shape: Shape) -> Result<Graph, ModelError> 
         m.layer(layer as u32);
         let at = format!("model.layers.{layer}");
         let h = norm(&mut m, &x, &format!("{at}.input_layernorm.weight"), eps);
-        let mut heads_of = |m: &mut Model, name: &str, dims: &str, heads: usize| {
+        let heads_of = |m: &mut Model, name: &str, dims: &str, heads: usize| {
             let name = format!("{at}.self_attn.{name}");
             let rows = heads * head_size;
             let weight =
@@ -110,7 +110,7 @@ pub(crate) fn build(config: &Config, shape: Shape) -> Result<Graph, ModelError> 
         let bias = attention_bias.then(|| m.parameter(&format!("{name}.bias"), "d", Init::Zeros));
         x = residual(&mut m, &x, &y, bias.as_ref());
         let h = norm(&mut m, &x, &format!("{at}.post_attention_layernorm.weight"), eps);
-        let mut wide = |m: &mut Model, name: &str| {
+        let wide = |m: &mut Model, name: &str| {
             let name = format!("{at}.mlp.{name}");
             let weight = m.parameter(&format!("{name}.weight"), "f d", normal);
             let y = m.einsum("b s f", &[&h, &weight]);

@@ -111,7 +111,7 @@ fn shared(m: &mut Model, a: &AdamW, step: &Tensor, clip: Option<Tensor>) -> Shar
     let t = m.offset(&step, 1.0);
     let lr = rate(m, a, &step, &t);
     m.tap("lr", &lr);
-    let mut correction = |m: &mut Model, beta: f64| {
+    let correction = |m: &mut Model, beta: f64| {
         let exponent = m.scale(beta.ln(), &t);
         let less = m.unary(Unary::Expm1, &exponent);
         m.scale(-1.0, &less)
@@ -149,7 +149,7 @@ fn adamw(m: &mut Model, a: &AdamW, name: &Name, gradient: &Tensor, shared: &Shar
     let parameter = m.graph().nodes.iter().find(|n| n.op == Op::State(name.clone())).map(|n| n.results[0]);
     let Some(parameter) = parameter else { return };
     let p = Tensor { value: parameter, dims: state_dims(m, name) };
-    let mut moment = |m: &mut Model, suffix: &str| {
+    let moment = |m: &mut Model, suffix: &str| {
         let role = Role::Moment(name.clone());
         let name = format!("{name}.{suffix}").into();
         m.state(State {
@@ -166,7 +166,7 @@ fn adamw(m: &mut Model, a: &AdamW, name: &Name, gradient: &Tensor, shared: &Shar
     m.composite("adamw", |m| {
         let g = shared.clip.as_ref().map_or(gradient.clone(), |clip| m.mul(&[gradient, clip]));
         let dims = g.dims.join(" ");
-        let mut mean = |m: &mut Model, old: &Tensor, new: &[&Tensor], beta: f64| {
+        let mean = |m: &mut Model, old: &Tensor, new: &[&Tensor], beta: f64| {
             let old = m.scale(beta, old);
             let new = m.einsum_scaled(1.0 - beta, &dims, new);
             m.add(&[&old, &new])

@@ -1,4 +1,8 @@
 //! Programs executed: the CPU backend, `lockstep`, data and files. Knows no pass and no price.
 
+pub mod cpu;
 pub mod data;
+pub mod eval;
 pub mod files;
+pub mod lockstep;
+pub mod tensor;

@@ -1,0 +1,364 @@
+//! How fast kernels run on one thread, at the sizes of a small GPT: bytes of operands and results a second for maps,
+//! operations a second for contractions. The first lines are what the machine can do.
+
+use std::hint::black_box;
+use std::time::Duration;
+
+use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use ir::kernel::{Access, Body, Contract, Kernel, Loop, Map, Scatter, Step};
+use ir::{Binary, DType, Mesh, Reduce, Unary};
+use meshc_runtime::cpu::compile;
+
+#[derive(Clone)]
+#[repr(C, align(64))]
+struct Line([f32; 16]);
+
+fn loops(text: &str) -> Vec<Loop> {
+    let one = |word: &str| {
+        let (name, size) = word.split_once('=').expect("name=size");
+        Loop { name: name.into(), size: size.parse().expect("a size"), axes: Vec::new() }
+    };
+    text.split_whitespace().map(one).collect()
+}
+
+fn access(loops: &[Loop], text: &str) -> Access {
+    let find = |word: &str| vec![loops.iter().position(|l| &*l.name == word).expect("a loop")];
+    text.split_whitespace().map(find).collect()
+}
+
+fn count(loops: &[Loop], access: &Access) -> usize {
+    access.iter().flatten().map(|l| loops[*l].size).product()
+}
+
+/// An operand filled with small numbers, or for an integer type with small indices.
+fn operand(dtype: DType, n: usize) -> Vec<Line> {
+    let mut lines = vec![Line([0.0; 16]); (n * dtype.bytes()).div_ceil(64)];
+    for (i, line) in lines.iter_mut().enumerate() {
+        for (j, x) in line.0.iter_mut().enumerate() {
+            let i = i * 16 + j;
+            *x = if dtype.is_float() {
+                (i * 7919 % 1009) as f32 / 1009.0 - 0.3
+            } else {
+                f32::from_bits((i % 61) as u32)
+            };
+        }
+    }
+    lines
+}
+
+struct Case {
+    name: &'static str,
+    kernel: Kernel,
+    reads: Vec<usize>,
+    writes: Vec<usize>,
+    in_place: Vec<(usize, usize)>,
+}
+
+fn run(c: &mut Criterion, case: &Case) {
+    let kernel = &case.kernel;
+    let compiled = compile(kernel, &Mesh::default(), &[]).expect("a kernel that the cpu can run");
+    let mut reads: Vec<_> = case.reads.iter().zip(&kernel.reads).map(|(n, t)| operand(*t, *n)).collect();
+    let mut writes: Vec<_> = case.writes.iter().zip(&kernel.writes).map(|(n, t)| operand(*t, *n)).collect();
+    let from: Vec<*mut u8> = reads.iter_mut().map(|b| b.as_mut_ptr().cast()).collect();
+    let mut to: Vec<*mut u8> = writes.iter_mut().map(|b| b.as_mut_ptr().cast()).collect();
+    case.in_place.iter().for_each(|(w, r)| to[*w] = from[*r]);
+    let from: Vec<*const u8> = from.into_iter().map(<*mut u8>::cast_const).collect();
+    let mut scratch = vec![0; compiled.scratch_bytes()];
+    let bytes: usize = case.reads.iter().zip(&kernel.reads).map(|(n, t)| n * t.bytes()).sum::<usize>()
+        + case.writes.iter().zip(&kernel.writes).map(|(n, t)| n * t.bytes()).sum::<usize>();
+    let mut group = c.benchmark_group("cpu");
+    group.throughput(match kernel.body {
+        Body::Contract(_) => Throughput::Elements(compiled.flops() as u64),
+        Body::Map(_) | Body::Scatter(_) => Throughput::Bytes(bytes as u64),
+    });
+    // SAFETY: the operands are as large as the kernel's.
+    group.bench_function(case.name, |b| b.iter(|| unsafe { compiled.run(&from, &to, &mut scratch) }));
+    group.finish();
+}
+
+fn contract(name: &'static str, space: &str, a: &str, b: &str, out: &str) -> Case {
+    let loops = loops(space);
+    let [a, b, out] = [a, b, out].map(|t| access(&loops, t));
+    let (reads, writes) = (vec![count(&loops, &a), count(&loops, &b)], vec![count(&loops, &out)]);
+    let body = Body::Contract(Contract { loops, a, b, out, scale: 1.0 });
+    let kernel = Kernel { reads: vec![DType::F32; 2], writes: vec![DType::F32], body };
+    Case { name, kernel, reads, writes, in_place: Vec::new() }
+}
+
+/// A map that is written step by step.
+struct Steps {
+    loops: Vec<Loop>,
+    looked: usize,
+    steps: Vec<Step>,
+    reads: Vec<(DType, usize)>,
+    writes: Vec<usize>,
+    in_place: Vec<(usize, usize)>,
+}
+
+impl Steps {
+    fn new(space: &str, looked: usize) -> Steps {
+        let (steps, reads, writes, in_place) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        Steps { loops: loops(space), looked, steps, reads, writes, in_place }
+    }
+
+    fn push(&mut self, step: Step) -> usize {
+        self.steps.push(step);
+        self.steps.len() - 1
+    }
+
+    fn read(&mut self, dtype: DType, at: &str) -> (usize, Access) {
+        let access = access(&self.loops, at);
+        self.reads.push((dtype, count(&self.loops, &access)));
+        (self.reads.len() - 1, access)
+    }
+
+    fn load(&mut self, at: &str) -> usize {
+        let (read, access) = self.read(DType::F32, at);
+        self.push(Step::Load { read, access })
+    }
+
+    fn load_index(&mut self, at: &str) -> usize {
+        let (read, access) = self.read(DType::I32, at);
+        self.push(Step::Load { read, access })
+    }
+
+    fn load_at(&mut self, at: &str, index: usize) -> usize {
+        let (read, access) = self.read(DType::F32, at);
+        let looked = self.loops.len() - self.looked;
+        self.push(Step::LoadAt { read, access, looked, at: index })
+    }
+
+    fn add(&mut self, all: &[usize]) -> usize {
+        self.push(Step::Add(all.to_vec()))
+    }
+
+    fn mul(&mut self, scale: f64, all: &[usize]) -> usize {
+        self.push(Step::Mul(scale, all.to_vec()))
+    }
+
+    fn one(&mut self, f: Unary, r: usize) -> usize {
+        self.push(Step::Unary(f, r))
+    }
+
+    fn two(&mut self, f: Binary, a: usize, b: usize) -> usize {
+        self.push(Step::Binary(f, a, b))
+    }
+
+    fn constant(&mut self, x: f64) -> usize {
+        self.push(Step::Const(x))
+    }
+
+    fn row(&mut self, reduce: Reduce, r: usize) -> usize {
+        self.push(Step::Row(reduce, r))
+    }
+
+    fn store(&mut self, at: &str, of: usize) -> usize {
+        let access = access(&self.loops, at);
+        self.writes.push(count(&self.loops, &access));
+        self.push(Step::Store { write: self.writes.len() - 1, access, of })
+    }
+
+    fn total(&mut self, at: &str, of: usize) {
+        let access = access(&self.loops, at);
+        self.writes.push(count(&self.loops, &access));
+        let write = self.writes.len() - 1;
+        self.push(Step::Accumulate { write, access, of, reduce: Reduce::Sum });
+    }
+
+    fn case(self, name: &'static str, row: usize) -> Case {
+        let mut space = self.loops;
+        let looked = space.split_off(space.len() - self.looked);
+        let (dtypes, reads) = self.reads.into_iter().unzip();
+        let writes = vec![DType::F32; self.writes.len()];
+        let body = Body::Map(Map { loops: space, row, looked, steps: self.steps });
+        let kernel = Kernel { reads: dtypes, writes, body };
+        Case { name, kernel, reads, writes: self.writes, in_place: self.in_place }
+    }
+}
+
+fn gelu() -> Case {
+    let mut s = Steps::new("b=2048 f=1536", 0);
+    let (x, bias) = (s.load("b f"), s.load("f"));
+    let x = s.add(&[x, bias]);
+    let cube = s.mul(0.044715, &[x, x, x]);
+    let sum = s.add(&[x, cube]);
+    let inner = s.mul(0.797_884_560_8, &[sum]);
+    let (t, one) = (s.one(Unary::Tanh, inner), s.constant(1.0));
+    let t = s.add(&[one, t]);
+    let y = s.mul(0.5, &[x, t]);
+    s.store("b f", y);
+    s.case("gelu of x + bias, 2048x1536", 0)
+}
+
+fn softmax() -> Case {
+    let mut s = Steps::new("b=8 h=6 s=256 t=256", 0);
+    let x = s.load("b h s t");
+    let x = s.mul(0.125, &[x]);
+    let (i, j) = (s.push(Step::Iota(2)), s.push(Step::Iota(3)));
+    let (mask, low) = (s.two(Binary::Ge, i, j), s.constant(f64::NEG_INFINITY));
+    let x = s.push(Step::Select(mask, x, low));
+    let most = s.row(Reduce::Max, x);
+    let x = s.two(Binary::Sub, x, most);
+    let e = s.one(Unary::Exp, x);
+    let sum = s.row(Reduce::Sum, e);
+    let y = s.two(Binary::Div, e, sum);
+    s.store("b h s t", y);
+    s.case("causal softmax, 8x6x256 rows of 256", 1)
+}
+
+fn layernorm() -> Case {
+    let mut s = Steps::new("b=2048 d=384", 0);
+    let (x, g, b) = (s.load("b d"), s.load("d"), s.load("d"));
+    let sum = s.row(Reduce::Sum, x);
+    let mean = s.mul(1.0 / 384.0, &[sum]);
+    let x = s.two(Binary::Sub, x, mean);
+    let square = s.mul(1.0, &[x, x]);
+    let sum = s.row(Reduce::Sum, square);
+    let var = s.mul(1.0 / 384.0, &[sum]);
+    let eps = s.constant(1e-5);
+    let var = s.add(&[var, eps]);
+    let r = s.one(Unary::Rsqrt, var);
+    let x = s.mul(1.0, &[x, r, g]);
+    let y = s.add(&[x, b]);
+    s.store("b d", y);
+    s.case("layer norm, 2048 rows of 384", 1)
+}
+
+fn adamw() -> Case {
+    let mut s = Steps::new("d=1048576", 0);
+    let (w, m, v, g) = (s.load("d"), s.load("d"), s.load("d"), s.load("d"));
+    let (lr, c1, c2, clip) = (s.load(""), s.load(""), s.load(""), s.load(""));
+    let g = s.mul(1.0, &[g, clip]);
+    let (m, g1) = (s.mul(0.9, &[m]), s.mul(0.1, &[g]));
+    let m = s.add(&[m, g1]);
+    let (v, g2) = (s.mul(0.95, &[v]), s.mul(0.05, &[g, g]));
+    let v = s.add(&[v, g2]);
+    let (mh, vh) = (s.mul(1.0, &[m, c1]), s.mul(1.0, &[v, c2]));
+    let (root, eps) = (s.one(Unary::Sqrt, vh), s.constant(1e-8));
+    let root = s.add(&[root, eps]);
+    let step = s.two(Binary::Div, mh, root);
+    let decay = s.mul(0.1, &[w]);
+    let step = s.add(&[step, decay]);
+    let step = s.mul(1.0, &[step, lr]);
+    let w = s.two(Binary::Sub, w, step);
+    s.store("d", w);
+    s.store("d", m);
+    s.store("d", v);
+    s.in_place = vec![(0, 0), (1, 1), (2, 2)];
+    s.case("adamw in place, 1048576", 0)
+}
+
+fn cross_entropy() -> Case {
+    let mut s = Steps::new("b=2048 v=4096 l=4096", 1);
+    let x = s.load("b v");
+    let most = s.row(Reduce::Max, x);
+    let x = s.two(Binary::Sub, x, most);
+    let e = s.one(Unary::Exp, x);
+    let sum = s.row(Reduce::Sum, e);
+    let sum = s.one(Unary::Log, sum);
+    let lse = s.add(&[sum, most]);
+    let label = s.load_index("b");
+    let picked = s.load_at("b l", label);
+    // It is the same operand.
+    s.reads.pop();
+    let Some(Step::LoadAt { read, .. }) = s.steps.last_mut() else { unreachable!("it was just pushed") };
+    *read = 0;
+    let loss = s.two(Binary::Sub, lse, picked);
+    s.store("b", lse);
+    s.total("", loss);
+    s.case("cross entropy, 2048 rows of 4096", 1)
+}
+
+fn cross_entropy_gradient() -> Case {
+    let mut s = Steps::new("b=2048 v=4096", 0);
+    let (x, lse, label) = (s.load("b v"), s.load("b"), s.load_index("b"));
+    let x = s.two(Binary::Sub, x, lse);
+    let p = s.one(Unary::Exp, x);
+    let i = s.push(Step::Iota(1));
+    let hit = s.two(Binary::Eq, i, label);
+    let p = s.two(Binary::Sub, p, hit);
+    let y = s.mul(0.01, &[p]);
+    s.store("b v", y);
+    s.case("cross entropy's gradient, 2048 rows of 4096", 1)
+}
+
+fn others() -> Vec<Case> {
+    let mut bias = Steps::new("b=2048 f=1536", 0);
+    let x = bias.load("b f");
+    bias.total("f", x);
+    let mut norm = Steps::new("d=4194304", 0);
+    let x = norm.load("d");
+    let x = norm.mul(1.0, &[x, x]);
+    norm.total("", x);
+    let mut add = Steps::new("b=2048 d=384", 0);
+    let (x, y) = (add.load("b d"), add.load("b d"));
+    let x = add.add(&[x, y]);
+    add.store("b d", x);
+    let mut copy = Steps::new("b=8 s=256 h=6 e=64", 0);
+    let x = copy.load("b s h e");
+    copy.store("b h s e", x);
+    let mut embed = Steps::new("b=8 s=256 d=384 v=4096", 1);
+    let index = embed.load_index("b s");
+    let x = embed.load_at("v d", index);
+    embed.store("b s d", x);
+    let space = loops("b=8 s=256 d=384 v=4096");
+    let [source, index, out] = ["b s d", "b s", "v d"].map(|t| access(&space, t));
+    let (reads, writes) = (vec![2048 * 384, 2048], vec![4096 * 384]);
+    let body = Body::Scatter(Scatter { loops: space, source, index, out, looked: 3 });
+    let kernel = Kernel { reads: vec![DType::F32, DType::I32], writes: vec![DType::F32], body };
+    vec![
+        bias.case("bias gradient, 2048x1536", 0),
+        norm.case("sum of squares, 4194304", 0),
+        add.case("residual, 2048x384", 0),
+        copy.case("transpose, 8x256x6x64", 0),
+        embed.case("embedding, 2048x384", 1),
+        Case { name: "embedding's gradient, 2048x384", kernel, reads, writes, in_place: Vec::new() },
+    ]
+}
+
+fn kernels(c: &mut Criterion) {
+    let (x, mut y) = (vec![1.0f32; 2048 * 1536], vec![0.0f32; 2048 * 1536]);
+    let mut group = c.benchmark_group("machine");
+    group.throughput(Throughput::Bytes(8 * x.len() as u64));
+    group.bench_function("memcpy, 12.6 MB to 12.6 MB", |b| {
+        b.iter(|| black_box(&mut y).copy_from_slice(black_box(&x)))
+    });
+    group.throughput(Throughput::Bytes(8 * 16384));
+    group.bench_function("memcpy, 64 KB to 64 KB", |b| {
+        b.iter(|| black_box(&mut y[..16384]).copy_from_slice(black_box(&x[..16384])));
+    });
+    group.finish();
+    for case in [
+        contract("matmul 1024^3", "m=1024 k=1024 n=1024", "m k", "k n", "m n"),
+        contract("x w, 1024 x 384 x 1536", "b=4 s=256 d=384 f=1536", "b s d", "d f", "b s f"),
+        contract("x w, 1024 x 1536 x 384", "b=4 s=256 f=1536 d=384", "b s f", "f d", "b s d"),
+        contract("dy w^T, 1024 x 1536 x 384", "b=4 s=256 d=384 f=1536", "b s f", "d f", "b s d"),
+        contract("x^T dy, 384 x 1024 x 1536", "b=4 s=256 d=384 f=1536", "b s d", "b s f", "d f"),
+        contract("x w^T to logits, 1024 x 384 x 4096", "b=4 s=256 d=384 v=4096", "b s d", "v d", "b s v"),
+        contract("dlogits w, 1024 x 4096 x 384", "b=4 s=256 d=384 v=4096", "b s v", "v d", "b s d"),
+        contract("dlogits^T x, 4096 x 1024 x 384", "b=4 s=256 d=384 v=4096", "b s v", "b s d", "v d"),
+        contract("q k^T", "b=4 s=256 t=256 h=6 e=64", "b s h e", "b t h e", "b h s t"),
+        contract("p v", "b=4 s=256 t=256 h=6 e=64", "b h s t", "b t h e", "b s h e"),
+        contract("dp^T q", "b=4 s=256 t=256 h=6 e=64", "b h s t", "b s h e", "b t h e"),
+        contract("x w to heads", "b=4 s=256 d=384 h=6 e=64", "b s d", "d h e", "b s h e"),
+        contract("vector matrix, 2048 x 2048", "k=2048 n=2048", "k", "k n", "n"),
+        contract("matrix vector, 2048 x 2048", "k=2048 n=2048", "k", "n k", "n"),
+        contract("product of elements, 65536", "a=65536", "a", "a", "a"),
+    ] {
+        run(c, &case);
+    }
+    for case in [gelu(), softmax(), layernorm(), adamw(), cross_entropy(), cross_entropy_gradient()] {
+        run(c, &case);
+    }
+    others().iter().for_each(|case| run(c, case));
+}
+
+criterion_group! {
+    name = benches;
+    config = Criterion::default()
+        .sample_size(20)
+        .warm_up_time(Duration::from_millis(200))
+        .measurement_time(Duration::from_millis(800));
+    targets = kernels
+}
+criterion_main!(benches);

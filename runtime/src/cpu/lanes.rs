@@ -1,0 +1,410 @@
+//! Loops over lanes of f32, compiled once for every machine, once with AVX2 and once with AVX-512, and chosen when
+//! the program first asks. A sum has the same order of lanes in all three.
+
+use std::sync::OnceLock;
+
+use ir::{Binary, Reduce, Unary};
+
+use super::math;
+
+/// `d[i] = f(a[i])`: destination, operand, lanes. The two do not overlap.
+pub type Map1 = unsafe fn(*mut f32, *const f32, usize);
+/// `d[i] = f(a[i], b[i])`, or with one of the two a single number. The destination overlaps no operand.
+pub type Map2 = unsafe fn(*mut f32, *const f32, *const f32, usize);
+/// `d[i] = f(a[i], b[i], c[i])`. The destination overlaps no operand.
+pub type Map3 = unsafe fn(*mut f32, *const f32, *const f32, *const f32, usize);
+/// One number for each row of lanes, or lanes from one number a row: destination, operand, rows, lanes of a row.
+pub type Rows = unsafe fn(*mut f32, *const f32, usize, usize);
+
+/// One number from lanes.
+pub type Total = unsafe fn(*const f32, usize) -> f64;
+
+/// Functions of two numbers that a map has.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Pair {
+    /// The sum.
+    Add,
+    /// The product.
+    Mul,
+    /// One of the graph's.
+    Of(Binary),
+}
+
+/// A function of two numbers for each way that operands come.
+#[derive(Clone, Copy)]
+pub struct Ways {
+    /// Lanes and lanes.
+    pub vv: Map2,
+    /// Lanes and one number.
+    pub vs: Map2,
+    /// One number and lanes.
+    pub sv: Map2,
+}
+
+/// The loops for one kind of machine.
+pub struct Lanes {
+    /// By [`Unary`].
+    pub unary: fn(Unary) -> Map1,
+    /// By [`Pair`].
+    pub pair: fn(Pair) -> Ways,
+    /// The second where the first is not 0, else the third.
+    pub select: Map3,
+    /// `d += a`, by kind.
+    pub into: fn(Reduce) -> Map1,
+    /// Combines each row.
+    pub rows: fn(Reduce) -> Rows,
+    /// Combines lanes in f64, so that a total over many tiles keeps its digits.
+    pub total: fn(Reduce) -> Total,
+    /// Repeats a row's number over the row.
+    pub expand: Rows,
+    /// Rounded to bfloat16.
+    pub round_bf16: Map1,
+    /// bfloat16 to f32.
+    pub load_bf16: unsafe fn(*mut f32, *const u16, usize),
+    /// f32 to bfloat16.
+    pub store_bf16: unsafe fn(*mut u16, *const f32, usize),
+}
+
+#[inline(always)]
+fn map1(d: &mut [f32], a: &[f32], f: impl Fn(f32) -> f32) {
+    for (d, a) in d.iter_mut().zip(a) {
+        *d = f(*a);
+    }
+}
+
+#[inline(always)]
+fn map2(d: &mut [f32], a: &[f32], b: &[f32], f: impl Fn(f32, f32) -> f32) {
+    for ((d, a), b) in d.iter_mut().zip(a).zip(b) {
+        *d = f(*a, *b);
+    }
+}
+
+/// By masks: a choice between two loads would become a branch.
+#[inline(always)]
+fn choose(d: &mut [f32], c: &[f32], a: &[f32], b: &[f32]) {
+    for (((d, c), a), b) in d.iter_mut().zip(c).zip(a).zip(b) {
+        let mask = u32::from(*c != 0.0).wrapping_neg();
+        *d = f32::from_bits((a.to_bits() & mask) | (b.to_bits() & !mask));
+    }
+}
+
+#[inline(always)]
+fn into(d: &mut [f32], a: &[f32], f: impl Fn(f32, f32) -> f32) {
+    for (d, a) in d.iter_mut().zip(a) {
+        *d = f(*d, *a);
+    }
+}
+
+/// Combines `L` lanes at a time and then the lanes as a tree. The order depends on nothing but how many there are.
+#[inline(always)]
+fn tree<const L: usize, T: Copy + From<f32>>(a: &[f32], identity: T, f: impl Fn(T, T) -> T) -> T {
+    let mut lanes = [identity; L];
+    let mut chunks = a.chunks_exact(L);
+    for chunk in &mut chunks {
+        for (lane, x) in lanes.iter_mut().zip(chunk) {
+            *lane = f(*lane, T::from(*x));
+        }
+    }
+    for (lane, x) in lanes.iter_mut().zip(chunks.remainder()) {
+        *lane = f(*lane, T::from(*x));
+    }
+    let mut width = L;
+    while width > 1 {
+        width /= 2;
+        for i in 0..width {
+            lanes[i] = f(lanes[i], lanes[i + width]);
+        }
+    }
+    lanes[0]
+}
+
+#[inline(always)]
+fn fold<T: Copy + From<f32>>(a: &[f32], identity: T, f: impl Fn(T, T) -> T) -> T {
+    if a.len() >= 64 { tree::<64, T>(a, identity, f) } else { tree::<8, T>(a, identity, f) }
+}
+
+#[inline(always)]
+fn fold_rows(d: &mut [f32], a: &[f32], row: usize, identity: f32, f: impl Fn(f32, f32) -> f32 + Copy) {
+    for (i, d) in d.iter_mut().enumerate() {
+        *d = fold(&a[i * row..(i + 1) * row], identity, f);
+    }
+}
+
+#[inline(always)]
+fn far_sin<const FMA: bool>(d: &mut [f32], a: &[f32], near: impl Fn(f32) -> f32, far: impl Fn(f64) -> f64) {
+    map1(d, a, near);
+    if a.iter().fold(false, |any, x| any | (x.abs() > math::TURNS)) {
+        for (d, a) in d.iter_mut().zip(a).filter(|(_, a)| a.abs() > math::TURNS) {
+            *d = far(f64::from(*a)) as f32;
+        }
+    }
+}
+
+macro_rules! stamp {
+    ($level:ident, $fma:literal, $feature:meta) => {
+        mod $level {
+            use std::slice::{from_raw_parts as read, from_raw_parts_mut as write};
+
+            use super::*;
+
+            macro_rules! one {
+                ($name:ident, $f:expr) => {
+                    // SAFETY: the caller gives `n` lanes of each, which do not overlap (`Map1`).
+                    #[$feature]
+                    unsafe fn $name(d: *mut f32, a: *const f32, n: usize) {
+                        // SAFETY: as above.
+                        let (d, a) = unsafe { (write(d, n), read(a, n)) };
+                        map1(d, a, $f);
+                    }
+                };
+            }
+            one!(exp, math::exp::<$fma>);
+            one!(expm1, math::expm1::<$fma>);
+            one!(log, math::log::<$fma>);
+            one!(tanh, math::tanh::<$fma>);
+            one!(sqrt, f32::sqrt);
+            one!(rsqrt, |x| 1.0 / x.sqrt());
+            one!(sigmoid, math::sigmoid::<$fma>);
+            one!(abs, f32::abs);
+            one!(sign, math::sign);
+            one!(relu, |x| if x < 0.0 { 0.0 } else { x });
+            one!(step, |x| if x > 0.0 { 1.0 } else { 0.0 });
+            one!(stop, |x| x);
+            one!(round_bf16, |x| math::from_bf16(math::to_bf16(x)));
+
+            #[$feature]
+            unsafe fn sin(d: *mut f32, a: *const f32, n: usize) {
+                // SAFETY: the caller gives `n` lanes of each, which do not overlap.
+                let (d, a) = unsafe { (write(d, n), read(a, n)) };
+                far_sin::<$fma>(d, a, math::sin::<$fma>, f64::sin);
+            }
+
+            #[$feature]
+            unsafe fn cos(d: *mut f32, a: *const f32, n: usize) {
+                // SAFETY: the caller gives `n` lanes of each, which do not overlap.
+                let (d, a) = unsafe { (write(d, n), read(a, n)) };
+                far_sin::<$fma>(d, a, math::cos::<$fma>, f64::cos);
+            }
+
+            macro_rules! two {
+                ($name:ident, $f:expr) => {
+                    mod $name {
+                        use super::*;
+
+                        #[$feature]
+                        unsafe fn vv(d: *mut f32, a: *const f32, b: *const f32, n: usize) {
+                            // SAFETY: the caller gives `n` lanes of each, and `d` overlaps none.
+                            let (d, a, b) = unsafe { (write(d, n), read(a, n), read(b, n)) };
+                            map2(d, a, b, $f);
+                        }
+
+                        #[$feature]
+                        unsafe fn vs(d: *mut f32, a: *const f32, b: *const f32, n: usize) {
+                            // SAFETY: the caller gives `n` lanes of `d` and `a` and one of `b`; `d` overlaps none.
+                            let (d, a, b) = unsafe { (write(d, n), read(a, n), *b) };
+                            map1(d, a, |a| ($f)(a, b));
+                        }
+
+                        #[$feature]
+                        unsafe fn sv(d: *mut f32, a: *const f32, b: *const f32, n: usize) {
+                            // SAFETY: the caller gives `n` lanes of `d` and `b` and one of `a`; `d` overlaps none.
+                            let (d, a, b) = unsafe { (write(d, n), *a, read(b, n)) };
+                            map1(d, b, |b| ($f)(a, b));
+                        }
+
+                        pub(super) const WAYS: Ways = Ways { vv, vs, sv };
+                    }
+                };
+            }
+            two!(add, |a: f32, b: f32| a + b);
+            two!(mul, |a: f32, b: f32| a * b);
+            two!(sub, |a: f32, b: f32| a - b);
+            two!(div, |a: f32, b: f32| a / b);
+            two!(max, math::max);
+            two!(min, math::min);
+            two!(eq, |a: f32, b: f32| if a == b { 1.0 } else { 0.0 });
+            two!(ge, |a: f32, b: f32| if a >= b { 1.0 } else { 0.0 });
+
+            #[$feature]
+            unsafe fn select(d: *mut f32, c: *const f32, a: *const f32, b: *const f32, n: usize) {
+                // SAFETY: the caller gives `n` lanes of each, and `d` overlaps none.
+                let (d, c, a, b) = unsafe { (write(d, n), read(c, n), read(a, n), read(b, n)) };
+                choose(d, c, a, b);
+            }
+
+            #[$feature]
+            unsafe fn sum_into(d: *mut f32, a: *const f32, n: usize) {
+                // SAFETY: the caller gives `n` lanes of each, which do not overlap.
+                let (d, a) = unsafe { (write(d, n), read(a, n)) };
+                into(d, a, |d, a| d + a);
+            }
+
+            #[$feature]
+            unsafe fn max_into(d: *mut f32, a: *const f32, n: usize) {
+                // SAFETY: the caller gives `n` lanes of each, which do not overlap.
+                let (d, a) = unsafe { (write(d, n), read(a, n)) };
+                into(d, a, math::max);
+            }
+
+            #[$feature]
+            unsafe fn sum_rows(d: *mut f32, a: *const f32, rows: usize, row: usize) {
+                // SAFETY: the caller gives `rows` numbers and as many rows, which do not overlap.
+                let (d, a) = unsafe { (write(d, rows), read(a, rows * row)) };
+                fold_rows(d, a, row, 0.0, |x, y| x + y);
+            }
+
+            #[$feature]
+            unsafe fn max_rows(d: *mut f32, a: *const f32, rows: usize, row: usize) {
+                // SAFETY: the caller gives `rows` numbers and as many rows, which do not overlap.
+                let (d, a) = unsafe { (write(d, rows), read(a, rows * row)) };
+                fold_rows(d, a, row, f32::NEG_INFINITY, math::max);
+            }
+
+            #[$feature]
+            unsafe fn sum_total(a: *const f32, n: usize) -> f64 {
+                // SAFETY: the caller gives `n` lanes.
+                fold(unsafe { read(a, n) }, 0.0, |x, y| x + y)
+            }
+
+            #[$feature]
+            unsafe fn max_total(a: *const f32, n: usize) -> f64 {
+                // SAFETY: the caller gives `n` lanes.
+                f64::from(fold(unsafe { read(a, n) }, f32::NEG_INFINITY, math::max))
+            }
+
+            #[$feature]
+            unsafe fn expand(d: *mut f32, a: *const f32, rows: usize, row: usize) {
+                // SAFETY: the caller gives `rows` numbers and as many rows, which do not overlap.
+                let (d, a) = unsafe { (write(d, rows * row), read(a, rows)) };
+                for (i, x) in a.iter().enumerate() {
+                    d[i * row..(i + 1) * row].fill(*x);
+                }
+            }
+
+            #[$feature]
+            unsafe fn load_bf16(d: *mut f32, a: *const u16, n: usize) {
+                // SAFETY: the caller gives `n` lanes of each, which do not overlap.
+                let (d, a) = unsafe { (write(d, n), read(a, n)) };
+                for (d, a) in d.iter_mut().zip(a) {
+                    *d = math::from_bf16(*a);
+                }
+            }
+
+            #[$feature]
+            unsafe fn store_bf16(d: *mut u16, a: *const f32, n: usize) {
+                // SAFETY: the caller gives `n` lanes of each, which do not overlap.
+                let (d, a) = unsafe { (write(d, n), read(a, n)) };
+                for (d, a) in d.iter_mut().zip(a) {
+                    *d = math::to_bf16(*a);
+                }
+            }
+
+            fn unary(f: Unary) -> Map1 {
+                match f {
+                    Unary::Exp => exp,
+                    Unary::Expm1 => expm1,
+                    Unary::Log => log,
+                    Unary::Tanh => tanh,
+                    Unary::Sqrt => sqrt,
+                    Unary::Rsqrt => rsqrt,
+                    Unary::Sin => sin,
+                    Unary::Cos => cos,
+                    Unary::Sigmoid => sigmoid,
+                    Unary::Abs => abs,
+                    Unary::Sign => sign,
+                    Unary::Relu => relu,
+                    Unary::Step => step,
+                    Unary::Stop => stop,
+                }
+            }
+
+            fn pair(f: Pair) -> Ways {
+                match f {
+                    Pair::Add => add::WAYS,
+                    Pair::Mul => mul::WAYS,
+                    Pair::Of(Binary::Sub) => sub::WAYS,
+                    Pair::Of(Binary::Div) => div::WAYS,
+                    Pair::Of(Binary::Max) => max::WAYS,
+                    Pair::Of(Binary::Min) => min::WAYS,
+                    Pair::Of(Binary::Eq) => eq::WAYS,
+                    Pair::Of(Binary::Ge) => ge::WAYS,
+                }
+            }
+
+            fn into_by(reduce: Reduce) -> Map1 {
+                match reduce {
+                    Reduce::Sum => sum_into,
+                    Reduce::Max => max_into,
+                }
+            }
+
+            fn rows_by(reduce: Reduce) -> Rows {
+                match reduce {
+                    Reduce::Sum => sum_rows,
+                    Reduce::Max => max_rows,
+                }
+            }
+
+            fn total_by(reduce: Reduce) -> Total {
+                match reduce {
+                    Reduce::Sum => sum_total,
+                    Reduce::Max => max_total,
+                }
+            }
+
+            pub(super) static LANES: Lanes = Lanes {
+                unary,
+                pair,
+                select,
+                into: into_by,
+                rows: rows_by,
+                total: total_by,
+                expand,
+                round_bf16,
+                load_bf16,
+                store_bf16,
+            };
+        }
+    };
+}
+
+stamp!(base, false, inline(never));
+#[cfg(target_arch = "x86_64")]
+stamp!(avx2, true, target_feature(enable = "avx2,fma,f16c,bmi1,bmi2"));
+#[cfg(target_arch = "x86_64")]
+stamp!(
+    avx512,
+    true,
+    target_feature(enable = "avx2,fma,f16c,bmi1,bmi2,avx512f,avx512bw,avx512dq,avx512vl,avx512cd")
+);
+
+/// The loops that this machine can run, slowest first.
+pub fn all() -> Vec<&'static Lanes> {
+    let mut found = vec![&base::LANES];
+    #[cfg(target_arch = "x86_64")]
+    {
+        let avx2 = is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c")
+            && is_x86_feature_detected!("bmi1")
+            && is_x86_feature_detected!("bmi2");
+        let avx512 = is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512dq")
+            && is_x86_feature_detected!("avx512vl")
+            && is_x86_feature_detected!("avx512cd");
+        if avx2 {
+            found.push(&avx2::LANES);
+        }
+        if avx2 && avx512 {
+            found.push(&avx512::LANES);
+        }
+    }
+    found
+}
+
+/// The fastest loops that this machine can run.
+pub fn best() -> &'static Lanes {
+    static BEST: OnceLock<&'static Lanes> = OnceLock::new();
+    BEST.get_or_init(|| all().last().copied().unwrap_or(&base::LANES))
+}

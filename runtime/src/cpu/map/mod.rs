@@ -1,0 +1,180 @@
+//! Maps: a small machine whose registers are tiles of lanes that stay in the first cache.
+//!
+//! The space is the points of all loops, or the rows of the outer loops. A tile is some whole rows. A map without row
+//! reductions has no need of rows: its rows are its points, and a tile is cut anywhere.
+//!
+//! ```text
+//! once      constants, scalars and what follows from them        1 lane
+//! of rows   a lane a row of the tile
+//! of points a lane a point of the tile
+//! ```
+//! What is the same in every tile (a norm's weight, a mask's column index) is computed before the first.
+
+mod plan;
+mod run;
+
+pub use plan::plan;
+
+use ir::{DType, Reduce};
+
+use super::lanes::{Map1, Map2, Map3, Rows};
+use super::layout::Walk;
+
+/// How many lanes a register has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Class {
+    Once,
+    Row,
+    Point,
+}
+
+/// A register: where its lanes lie in the scratch, counted in lanes.
+#[derive(Clone, Copy, Debug)]
+struct Register {
+    class: Class,
+    offset: usize,
+}
+
+/// What an instruction does. Registers are numbers in [`Plan::registers`].
+enum Code {
+    /// The same number in each lane.
+    Fill(f32),
+    /// Elements of an operand. `borrows`: where they lie together as f32, the register is the operand itself.
+    Load {
+        read: usize,
+        dtype: DType,
+        walk: Walk,
+        borrows: bool,
+    },
+    /// Global indices.
+    Iota {
+        start: usize,
+        walk: Walk,
+    },
+    /// Elements that an index says.
+    LoadAt(Lookup),
+    One(Map1, usize),
+    Two(Map2, usize, usize),
+    Three(Map3, usize, usize, usize),
+    /// Lanes that `half` or an integer type rounds.
+    Cast(DType, usize),
+    /// One number a row from a register of points.
+    Reduce(Rows, usize),
+    /// One number a row, of a register that is the same all along the row.
+    ReduceSame(Reduce, usize),
+    /// A register of rows, to points.
+    Expand(usize),
+    /// A register of one lane, to rows or points.
+    Spread(usize),
+    /// Writes an operand.
+    Store {
+        write: usize,
+        dtype: DType,
+        walk: Walk,
+        of: usize,
+    },
+    /// Combines into an operand or its place in the scratch.
+    Accumulate {
+        total: usize,
+        walk: Walk,
+        of: usize,
+    },
+}
+
+/// A load at an index.
+struct Lookup {
+    read: usize,
+    dtype: DType,
+    /// The offset of each lane, or (`inner`) of each row, without the index.
+    walk: Walk,
+    /// The offsets along a row, where the index is of the row and the result of the points.
+    inner: Option<Walk>,
+    /// The register with the index.
+    at: usize,
+    /// This rank's first index, how many it has, and how far apart their elements lie.
+    start: usize,
+    len: usize,
+    stride: usize,
+}
+
+/// A step of the machine.
+struct Instr {
+    code: Code,
+    /// The register that it defines.
+    to: usize,
+    /// What its lanes are.
+    class: Class,
+}
+
+/// Where an accumulated operand is summed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Place {
+    /// In the operand itself.
+    Operand,
+    /// As f32 at this place of the scratch, counted in lanes.
+    F32(usize),
+    /// As f64.
+    F64(usize),
+}
+
+/// An accumulated operand.
+struct Total {
+    write: usize,
+    dtype: DType,
+    count: usize,
+    reduce: Reduce,
+    place: Place,
+}
+
+/// A map, planned for one rank.
+pub struct Plan {
+    registers: Vec<Register>,
+    /// Before the first tile.
+    before: Vec<Instr>,
+    /// For each tile.
+    each: Vec<Instr>,
+    totals: Vec<Total>,
+    /// How many rows there are, how many points a row has, and how many rows a tile has.
+    rows: usize,
+    row: usize,
+    tile: usize,
+    /// How many lanes of scratch the registers and totals take.
+    lanes: usize,
+}
+
+impl Plan {
+    /// Bytes of scratch: a pointer a register, and the lanes.
+    pub fn scratch_bytes(&self) -> usize {
+        self.pointers() + self.lanes * 4
+    }
+
+    fn pointers(&self) -> usize {
+        (self.registers.len() * size_of::<*const f32>()).next_multiple_of(64)
+    }
+
+    /// Operations on numbers.
+    pub fn flops(&self) -> f64 {
+        let points = (self.rows * self.row) as f64;
+        let one = |i: &Instr| match i.code {
+            Code::One(..) | Code::Two(..) | Code::Three(..) | Code::Reduce(..) | Code::Accumulate { .. } => {
+                1.0
+            }
+            Code::Fill(_)
+            | Code::Load { .. }
+            | Code::Iota { .. }
+            | Code::LoadAt(_)
+            | Code::Cast(..)
+            | Code::ReduceSame(..)
+            | Code::Expand(_)
+            | Code::Spread(_)
+            | Code::Store { .. } => 0.0,
+        };
+        let lanes = |i: &Instr| match i.class {
+            Class::Once => 1.0,
+            Class::Row if matches!(i.code, Code::Reduce(..)) => points,
+            Class::Row => self.rows as f64,
+            Class::Point => points,
+        };
+        self.each.iter().map(|i| one(i) * lanes(i)).sum()
+    }
+}

@@ -1,0 +1,483 @@
+//! The plan of a map: its tile, and its steps as instructions on registers.
+
+use std::ops::Range;
+
+use ir::kernel::{Access, Kernel, Map, Step};
+use ir::{DType, Unary};
+
+use super::super::lanes::{Lanes, Pair, best};
+use super::super::layout::{Walk, count, ranges, strides};
+use super::{Class, Code, Instr, Lookup, Place, Plan, Register, Total};
+
+/// About how many lanes a register has: a handful of them fit into the first cache.
+const LANES: usize = 1024;
+/// Up to here an operand that sums along the innermost dimension is summed in f64.
+const F64_TOTALS: usize = 1 << 16;
+
+/// Plans a map for the rank at `at`.
+pub fn plan(kernel: &Kernel, map: &Map, mesh: &ir::Mesh, at: &[usize]) -> Plan {
+    let mut builder = Builder::new(kernel, map, mesh, at);
+    for place in 0..map.steps.len() {
+        if builder.live[place] {
+            builder.step(place);
+        }
+    }
+    builder.finish()
+}
+
+struct Builder<'a> {
+    kernel: &'a Kernel,
+    map: &'a Map,
+    lanes: &'static Lanes,
+    live: Vec<bool>,
+    of_point: Vec<bool>,
+    ranges: Vec<Range<usize>>,
+    lens: Vec<usize>,
+    /// The outer loops.
+    outer: usize,
+    rows: usize,
+    row: usize,
+    tile: usize,
+    /// For each step, its register.
+    register: Vec<usize>,
+    class: Vec<Class>,
+    /// For each register, whether it is the same in every tile.
+    fixed: Vec<bool>,
+    before: Vec<Instr>,
+    each: Vec<Instr>,
+    stores: Vec<Instr>,
+    totals: Vec<Total>,
+    /// Registers of one class made from a register of another.
+    widened: Vec<(usize, Class, usize)>,
+    ones: Vec<(f32, usize)>,
+}
+
+fn live(steps: &[Step]) -> Vec<bool> {
+    let mut live = vec![false; steps.len()];
+    for (i, step) in steps.iter().enumerate().rev() {
+        live[i] |= !step.defines();
+        if live[i] {
+            step.uses().iter().for_each(|r| live[*r] = true);
+        }
+    }
+    live
+}
+
+impl<'a> Builder<'a> {
+    fn new(kernel: &'a Kernel, map: &'a Map, mesh: &ir::Mesh, at: &[usize]) -> Builder<'a> {
+        let loops: Vec<_> = map.loops.iter().chain(&map.looked).collect();
+        let ranges = ranges(&loops, mesh, at);
+        let lens: Vec<usize> = ranges.iter().map(Range::len).collect();
+        let live = live(&map.steps);
+        let of_point = map.of_point();
+        let n = map.loops.len();
+        let mut outer = n - map.row;
+        let has_row = |access: &Access| access.iter().flatten().any(|l| (outer..n).contains(l));
+        let needs_rows = map.steps.iter().enumerate().filter(|(i, _)| live[*i]).any(|(i, step)| match step {
+            Step::Row(..) => true,
+            Step::LoadAt { at, .. } => of_point[i] && !of_point[*at],
+            Step::Store { access, of, .. } | Step::Accumulate { access, of, .. } => {
+                !of_point[*of] && !has_row(access)
+            }
+            Step::Load { .. }
+            | Step::Const(_)
+            | Step::Iota(_)
+            | Step::Unary(..)
+            | Step::Binary(..)
+            | Step::Add(_)
+            | Step::Mul(..)
+            | Step::Select(..)
+            | Step::Cast(..) => false,
+        });
+        if !needs_rows {
+            outer = n;
+        }
+        let mut builder = Builder {
+            kernel,
+            map,
+            lanes: best(),
+            of_point: if needs_rows { of_point } else { vec![false; map.steps.len()] },
+            live,
+            rows: lens[..outer].iter().product(),
+            row: lens[outer..n].iter().product(),
+            tile: 1,
+            outer,
+            ranges,
+            lens,
+            register: vec![usize::MAX; map.steps.len()],
+            class: Vec::new(),
+            fixed: Vec::new(),
+            before: Vec::new(),
+            each: Vec::new(),
+            stores: Vec::new(),
+            totals: Vec::new(),
+            widened: Vec::new(),
+            ones: Vec::new(),
+        };
+        builder.tile = builder.tile_rows().clamp(1, builder.rows.max(1));
+        builder
+    }
+
+    /// Rows of a tile. Where operands repeat along the outer dimensions, a tile is best a whole number of periods or
+    /// a whole part of one, so that the repeated operand lies in one piece.
+    fn tile_rows(&self) -> usize {
+        if (0..self.map.steps.len()).any(|i| self.live[i] && self.of_point[i]) {
+            return LANES / self.row.max(1);
+        }
+        let period = self
+            .map
+            .steps
+            .iter()
+            .filter_map(|step| match step {
+                Step::Load { access, .. } | Step::Accumulate { access, .. } => {
+                    self.walk(access, Class::Row).period()
+                }
+                Step::LoadAt { .. }
+                | Step::Const(_)
+                | Step::Iota(_)
+                | Step::Unary(..)
+                | Step::Binary(..)
+                | Step::Add(_)
+                | Step::Mul(..)
+                | Step::Select(..)
+                | Step::Cast(..)
+                | Step::Row(..)
+                | Step::Store { .. } => None,
+            })
+            .filter(|p| *p > 1)
+            .max();
+        match period {
+            Some(p) if p <= 2 * LANES => p * (LANES / p).max(1),
+            Some(p) => (p / LANES..p / LANES + 64).find(|k| p % k == 0).map_or(LANES, |k| p / k),
+            None => LANES,
+        }
+    }
+
+    fn space(&self, class: Class) -> usize {
+        match class {
+            Class::Once => 0,
+            Class::Row => self.outer,
+            Class::Point => self.map.loops.len(),
+        }
+    }
+
+    fn walk(&self, access: &Access, class: Class) -> Walk {
+        let n = self.space(class);
+        Walk::new(&self.lens[..n], &strides(access, &self.lens)[..n])
+    }
+
+    /// The class of what lies at `access`, and whether it is the same in every tile.
+    fn place(&self, place: usize, access: &Access) -> (Class, bool) {
+        let class = match self.of_point[place] {
+            true => Class::Point,
+            false if access.iter().flatten().any(|l| *l < self.outer) => Class::Row,
+            false => Class::Once,
+        };
+        (class, self.is_fixed(&self.walk(access, class), class))
+    }
+
+    fn is_fixed(&self, walk: &Walk, class: Class) -> bool {
+        let lanes = match class {
+            Class::Once => return true,
+            Class::Row => self.tile,
+            Class::Point => self.tile * self.row,
+        };
+        self.tile >= self.rows || walk.period().is_some_and(|p| lanes % p.max(1) == 0)
+    }
+
+    fn emit(&mut self, code: Code, class: Class, fixed: bool) -> usize {
+        let to = self.class.len();
+        self.class.push(class);
+        self.fixed.push(fixed);
+        let list = if fixed { &mut self.before } else { &mut self.each };
+        list.push(Instr { code, to, class });
+        to
+    }
+
+    fn constant(&mut self, x: f64) -> usize {
+        let x = x as f32;
+        if let Some((_, r)) = self.ones.iter().find(|(y, _)| y.to_bits() == x.to_bits()) {
+            return *r;
+        }
+        let r = self.emit(Code::Fill(x), Class::Once, true);
+        self.ones.push((x, r));
+        r
+    }
+
+    /// The same numbers with the lanes of a wider class.
+    fn widen(&mut self, r: usize, class: Class) -> usize {
+        if self.class[r] == class {
+            return r;
+        }
+        if let Some((_, _, wide)) = self.widened.iter().find(|(of, c, _)| *of == r && *c == class) {
+            return *wide;
+        }
+        let code = if self.class[r] == Class::Once { Code::Spread(r) } else { Code::Expand(r) };
+        let wide = self.emit(code, class, self.fixed[r]);
+        self.widened.push((r, class, wide));
+        wide
+    }
+
+    /// Whether a register is one number to an instruction of this class.
+    fn is_one(&self, r: usize, class: Class) -> bool {
+        self.class[r] < class && (self.class[r] == Class::Once || self.tile == 1)
+    }
+
+    fn two(&mut self, f: Pair, a: usize, b: usize) -> usize {
+        let class = self.class[a].max(self.class[b]);
+        let ways = (self.lanes.pair)(f);
+        let (code, a, b) = if self.is_one(b, class) {
+            (ways.vs, a, b)
+        } else if self.is_one(a, class) {
+            (ways.sv, a, b)
+        } else {
+            (ways.vv, self.widen(a, class), self.widen(b, class))
+        };
+        let fixed = self.fixed[a] && self.fixed[b];
+        self.emit(Code::Two(code, a, b), class, fixed)
+    }
+
+    /// Combines registers, those with fewer lanes first.
+    fn fold(&mut self, f: Pair, mut all: Vec<usize>, empty: f64) -> usize {
+        all.sort_by_key(|r| self.class[*r]);
+        let mut all = all.into_iter();
+        match all.next() {
+            Some(first) => all.fold(first, |a, b| self.two(f, a, b)),
+            None => self.constant(empty),
+        }
+    }
+
+    fn step(&mut self, place: usize) {
+        let map = self.map;
+        let reg = |r: &usize, b: &Builder| b.register[*r];
+        let to = match &map.steps[place] {
+            Step::Load { read, access } => {
+                let (class, fixed) = self.place(place, access);
+                let code = Code::Load {
+                    read: *read,
+                    dtype: self.kernel.reads[*read],
+                    walk: self.walk(access, class),
+                    borrows: self.borrows(place),
+                };
+                self.emit(code, class, fixed)
+            }
+            Step::LoadAt { read, access, looked, at } => {
+                let at = reg(at, self);
+                self.load_at(place, *read, access, *looked, at)
+            }
+            Step::Const(c) => self.constant(*c),
+            Step::Iota(l) => {
+                let access = vec![vec![*l]];
+                let (class, fixed) = self.place(place, &access);
+                let code = Code::Iota { start: self.ranges[*l].start, walk: self.walk(&access, class) };
+                self.emit(code, class, fixed)
+            }
+            Step::Unary(Unary::Stop, r) => reg(r, self),
+            Step::Unary(f, r) => {
+                let r = reg(r, self);
+                self.emit(Code::One((self.lanes.unary)(*f), r), self.class[r], self.fixed[r])
+            }
+            Step::Binary(f, a, b) => {
+                let (a, b) = (reg(a, self), reg(b, self));
+                self.two(Pair::Of(*f), a, b)
+            }
+            Step::Add(all) => {
+                let all = all.iter().map(|r| reg(r, self)).collect();
+                self.fold(Pair::Add, all, 0.0)
+            }
+            Step::Mul(scale, all) => {
+                let mut all: Vec<usize> = all.iter().map(|r| reg(r, self)).collect();
+                if *scale != 1.0 {
+                    all.push(self.constant(*scale));
+                }
+                self.fold(Pair::Mul, all, 1.0)
+            }
+            Step::Select(c, a, b) => {
+                let all = [reg(c, self), reg(a, self), reg(b, self)];
+                let class = all.iter().map(|r| self.class[*r]).max().unwrap_or(Class::Once);
+                let [c, a, b] = all.map(|r| self.widen(r, class));
+                let fixed = self.fixed[c] && self.fixed[a] && self.fixed[b];
+                self.emit(Code::Three(self.lanes.select, c, a, b), class, fixed)
+            }
+            Step::Cast(dtype, r) => {
+                let r = reg(r, self);
+                let code = match dtype {
+                    DType::F32 | DType::F64 => None,
+                    DType::BF16 => Some(Code::One(self.lanes.round_bf16, r)),
+                    DType::F16 | DType::I64 | DType::I32 | DType::U32 | DType::Bool => {
+                        Some(Code::Cast(*dtype, r))
+                    }
+                };
+                code.map_or(r, |code| self.emit(code, self.class[r], self.fixed[r]))
+            }
+            Step::Row(reduce, r) => {
+                let r = reg(r, self);
+                let code = match self.class[r] {
+                    Class::Point => Code::Reduce((self.lanes.rows)(*reduce), r),
+                    Class::Once | Class::Row => Code::ReduceSame(*reduce, self.widen(r, Class::Row)),
+                };
+                self.emit(code, Class::Row, self.fixed[r])
+            }
+            Step::Store { write, access, of } => {
+                let (class, of) = self.written(access, reg(of, self));
+                let (walk, dtype) = (self.walk(access, class), self.kernel.writes[*write]);
+                let code = Code::Store { write: *write, dtype, walk, of };
+                return self.stores.push(Instr { code, to: usize::MAX, class });
+            }
+            Step::Accumulate { write, access, of, reduce } => {
+                let (class, of) = self.written(access, reg(of, self));
+                let walk = self.walk(access, class);
+                let (dtype, count) = (self.kernel.writes[*write], count(access, &self.lens));
+                let place = if walk.inner_stride() == 0 && count <= F64_TOTALS {
+                    Place::F64(0)
+                } else if dtype == DType::F32 {
+                    Place::Operand
+                } else {
+                    Place::F32(0)
+                };
+                self.totals.push(Total { write: *write, dtype, count, reduce: *reduce, place });
+                let code = Code::Accumulate { total: self.totals.len() - 1, walk, of };
+                return self.each.push(Instr { code, to: usize::MAX, class });
+            }
+        };
+        self.register[place] = to;
+    }
+
+    /// A register to be written at `access`, with a lane for each element or contribution.
+    fn written(&mut self, access: &Access, of: usize) -> (Class, usize) {
+        let row = self.outer..self.map.loops.len();
+        let class = if self.class[of] == Class::Point || access.iter().flatten().any(|l| row.contains(l)) {
+            Class::Point
+        } else {
+            Class::Row
+        };
+        (class, self.widen(of, class))
+    }
+
+    /// A register may be an operand's own memory unless it is written somewhere as it is: the write could be in
+    /// place of another read, and stores come last.
+    fn borrows(&self, place: usize) -> bool {
+        let same = |step: &Step| match step {
+            Step::Unary(Unary::Stop, _) | Step::Cast(DType::F32 | DType::F64, _) => true,
+            Step::Add(all) => all.len() == 1,
+            Step::Mul(scale, all) => *scale == 1.0 && all.len() == 1,
+            Step::Load { .. }
+            | Step::LoadAt { .. }
+            | Step::Const(_)
+            | Step::Iota(_)
+            | Step::Unary(..)
+            | Step::Binary(..)
+            | Step::Select(..)
+            | Step::Cast(..)
+            | Step::Row(..)
+            | Step::Store { .. }
+            | Step::Accumulate { .. } => false,
+        };
+        let mut aliases = vec![false; self.map.steps.len()];
+        aliases[place] = true;
+        for (i, step) in self.map.steps.iter().enumerate().skip(place + 1) {
+            let uses = step.uses().iter().any(|r| aliases[*r]);
+            if uses && matches!(step, Step::Store { .. }) {
+                return false;
+            }
+            aliases[i] = uses && same(step);
+        }
+        true
+    }
+
+    fn load_at(&mut self, place: usize, read: usize, access: &Access, looked: usize, at: usize) -> usize {
+        let (class, _) = self.place(place, access);
+        let class = class.max(self.class[at]);
+        let by_row = class == Class::Point && self.class[at] < Class::Point;
+        let at = self.widen(at, if by_row { Class::Row } else { class });
+        let all = strides(access, &self.lens);
+        let (outer, n) = (self.outer, self.map.loops.len());
+        let lookup = Lookup {
+            read,
+            dtype: self.kernel.reads[read],
+            walk: self.walk(access, if by_row { Class::Row } else { class }),
+            inner: by_row.then(|| Walk::new(&self.lens[outer..n], &all[outer..n])),
+            at,
+            start: self.ranges[looked].start,
+            len: self.lens[looked],
+            stride: all[looked],
+        };
+        let fixed =
+            self.fixed[at] && (class == Class::Once || self.is_fixed(&self.walk(access, class), class));
+        self.emit(Code::LoadAt(lookup), class, fixed)
+    }
+
+    fn finish(mut self) -> Plan {
+        self.each.append(&mut self.stores);
+        let mut lanes = 0;
+        let mut take = |n: usize| {
+            let offset = lanes;
+            lanes += n.next_multiple_of(16);
+            offset
+        };
+        for total in &mut self.totals {
+            total.place = match total.place {
+                Place::Operand => Place::Operand,
+                Place::F32(_) => Place::F32(take(total.count)),
+                Place::F64(_) => Place::F64(take(2 * total.count)),
+            };
+        }
+        let (tile, row) = (self.tile, self.row);
+        let size = |class| match class {
+            Class::Once => 1,
+            Class::Row => tile,
+            Class::Point => tile * row,
+        };
+        let mut last = vec![0; self.class.len()];
+        for (i, instr) in self.each.iter().enumerate() {
+            uses(&instr.code).into_iter().flatten().for_each(|r| last[r] = i);
+        }
+        let mut registers: Vec<Register> =
+            self.class.iter().map(|class| Register { class: *class, offset: 0 }).collect();
+        for instr in &self.before {
+            registers[instr.to].offset = take(size(instr.class));
+        }
+        // The destination is taken before operands are given back: instructions never work in place.
+        let mut free: Vec<(Class, usize)> = Vec::new();
+        for (i, instr) in self.each.iter().enumerate() {
+            if instr.to != usize::MAX {
+                let found = free.iter().rposition(|(class, _)| *class == instr.class);
+                registers[instr.to].offset =
+                    found.map_or_else(|| take(size(instr.class)), |f| free.remove(f).1);
+            }
+            let mut used: Vec<usize> = uses(&instr.code).into_iter().flatten().collect();
+            used.sort_unstable();
+            used.dedup();
+            for r in used.into_iter().filter(|r| last[*r] == i && !self.fixed[*r]) {
+                free.push((registers[r].class, registers[r].offset));
+            }
+        }
+        Plan {
+            registers,
+            before: self.before,
+            each: self.each,
+            totals: self.totals,
+            rows: self.rows,
+            row,
+            tile,
+            lanes,
+        }
+    }
+}
+
+fn uses(code: &Code) -> [Option<usize>; 3] {
+    match code {
+        Code::Fill(_) | Code::Load { .. } | Code::Iota { .. } => [None; 3],
+        Code::LoadAt(lookup) => [Some(lookup.at), None, None],
+        Code::One(_, r)
+        | Code::Cast(_, r)
+        | Code::Reduce(_, r)
+        | Code::ReduceSame(_, r)
+        | Code::Expand(r)
+        | Code::Spread(r)
+        | Code::Store { of: r, .. }
+        | Code::Accumulate { of: r, .. } => [Some(*r), None, None],
+        Code::Two(_, a, b) => [Some(*a), Some(*b), None],
+        Code::Three(_, a, b, c) => [Some(*a), Some(*b), Some(*c)],
+    }
+}

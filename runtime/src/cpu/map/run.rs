@@ -1,0 +1,276 @@
+//! The machine: runs a plan's instructions, tile after tile.
+
+use ir::{DType, Reduce};
+
+use super::super::convert;
+use super::super::lanes::{Lanes, best};
+use super::super::layout::Walk;
+use super::{Class, Code, Instr, Lookup, Place, Plan, Total};
+
+/// The memory of a run.
+struct Machine<'a> {
+    plan: &'a Plan,
+    lanes: &'static Lanes,
+    reads: &'a [*const u8],
+    writes: &'a [*mut u8],
+    /// Where each register is now: its place in the scratch, or in an operand.
+    at: *mut *const f32,
+    /// The scratch's lanes.
+    base: *mut f32,
+}
+
+impl Plan {
+    /// Runs it.
+    ///
+    /// # Safety
+    /// As for `Compiled::run`; `scratch` has [`Plan::scratch_bytes`] and is aligned to 64 bytes.
+    pub unsafe fn run(&self, reads: &[*const u8], writes: &[*mut u8], scratch: *mut u8) {
+        let machine = Machine {
+            plan: self,
+            lanes: best(),
+            reads,
+            writes,
+            at: scratch.cast(),
+            // SAFETY: the lanes lie behind the pointers.
+            base: unsafe { scratch.add(self.pointers()) }.cast(),
+        };
+        // SAFETY: the caller's.
+        unsafe { machine.run() }
+    }
+}
+
+impl Machine<'_> {
+    unsafe fn run(&self) {
+        let plan = self.plan;
+        // SAFETY: the plan keeps registers and totals apart and inside of the scratch, and walks inside of operands.
+        unsafe {
+            plan.totals.iter().for_each(|t| self.begin(t));
+            if plan.rows > 0 {
+                for (i, r) in plan.registers.iter().enumerate() {
+                    *self.at.add(i) = self.base.add(r.offset);
+                }
+                plan.before.iter().for_each(|i| self.step(i, 0, plan.tile));
+                for first in (0..plan.rows).step_by(plan.tile) {
+                    let rows = plan.tile.min(plan.rows - first);
+                    plan.each.iter().for_each(|i| self.step(i, first, rows));
+                }
+            }
+            plan.totals.iter().for_each(|t| self.end(t));
+        }
+    }
+
+    /// Where a total's operand or its place in the scratch is.
+    unsafe fn total(&self, total: &Total) -> *mut u8 {
+        match total.place {
+            Place::Operand => self.writes[total.write],
+            // SAFETY: it lies in the scratch.
+            Place::F32(offset) | Place::F64(offset) => unsafe { self.base.add(offset) }.cast(),
+        }
+    }
+
+    unsafe fn begin(&self, total: &Total) {
+        // SAFETY: `count` elements of that type lie there.
+        unsafe {
+            let at = self.total(total);
+            let identity = total.reduce.identity();
+            match total.place {
+                Place::Operand | Place::F32(_) => {
+                    std::slice::from_raw_parts_mut(at.cast::<f32>(), total.count).fill(identity as f32);
+                }
+                Place::F64(_) => std::slice::from_raw_parts_mut(at.cast::<f64>(), total.count).fill(identity),
+            }
+        }
+    }
+
+    unsafe fn end(&self, total: &Total) {
+        // SAFETY: `count` elements lie in the scratch and in the operand.
+        unsafe {
+            let (from, to) = (self.total(total), self.writes[total.write]);
+            match total.place {
+                Place::Operand => {}
+                Place::F32(_) => convert::store(self.lanes, total.dtype, to, from.cast(), total.count, 1),
+                Place::F64(_) if total.dtype == DType::F64 => {
+                    std::ptr::copy_nonoverlapping(from.cast::<f64>(), to.cast(), total.count);
+                }
+                Place::F64(_) => {
+                    for i in 0..total.count {
+                        let x = *from.cast::<f64>().add(i) as f32;
+                        convert::store(self.lanes, total.dtype, to.add(i * total.dtype.bytes()), &x, 1, 1);
+                    }
+                }
+            }
+        }
+    }
+
+    /// The register's own lanes.
+    unsafe fn own(&self, r: usize) -> *mut f32 {
+        // SAFETY: a register's lanes lie in the scratch.
+        unsafe { self.base.add(self.plan.registers[r].offset) }
+    }
+
+    /// The register's lanes, its own or borrowed.
+    unsafe fn get(&self, r: usize) -> *const f32 {
+        // SAFETY: every register has a pointer.
+        unsafe { *self.at.add(r) }
+    }
+
+    unsafe fn step(&self, instr: &Instr, first: usize, rows: usize) {
+        let row = self.plan.row;
+        let (first, n) = match instr.class {
+            Class::Once => (0, 1),
+            Class::Row => (first, rows),
+            Class::Point => (first * row, rows * row),
+        };
+        // SAFETY: registers have `n` lanes or, for an instruction that says so, one; operands are as the walks say.
+        unsafe {
+            match &instr.code {
+                Code::Store { write, dtype, walk, of } => {
+                    let (to, of) = (self.writes[*write], self.get(*of));
+                    walk.runs(first, n, |done, points, offset, stride| {
+                        let to = to.add(offset * dtype.bytes());
+                        convert::store(self.lanes, *dtype, to, of.add(done), points, stride);
+                    });
+                }
+                Code::Accumulate { total, walk, of } => {
+                    self.accumulate(&self.plan.totals[*total], walk, self.get(*of), first, n);
+                }
+                Code::Load { read, dtype, walk, borrows } => {
+                    let (from, size) = (self.reads[*read], dtype.bytes());
+                    let own = self.own(instr.to);
+                    let mut at = own.cast_const();
+                    walk.runs(first, n, |done, points, offset, stride| {
+                        let from = from.add(offset * size);
+                        if *borrows && points == n && *dtype == DType::F32 && (stride == 1 || n == 1) {
+                            at = from.cast();
+                        } else {
+                            convert::load(self.lanes, *dtype, own.add(done), from, points, stride);
+                        }
+                    });
+                    *self.at.add(instr.to) = at;
+                }
+                Code::LoadAt(lookup) => self.load_at(lookup, self.own(instr.to), first, n),
+                Code::Fill(x) => std::slice::from_raw_parts_mut(self.own(instr.to), n).fill(*x),
+                Code::Iota { start, walk } => {
+                    let to = self.own(instr.to);
+                    walk.runs(first, n, |done, points, offset, stride| {
+                        let to = std::slice::from_raw_parts_mut(to.add(done), points);
+                        let from = start + offset;
+                        if stride == 0 {
+                            to.fill(from as f32);
+                        } else {
+                            to.iter_mut().enumerate().for_each(|(i, x)| *x = (from + i * stride) as f32);
+                        }
+                    });
+                }
+                Code::One(f, a) => f(self.own(instr.to), self.get(*a), n),
+                Code::Two(f, a, b) => f(self.own(instr.to), self.get(*a), self.get(*b), n),
+                Code::Three(f, a, b, c) => f(self.own(instr.to), self.get(*a), self.get(*b), self.get(*c), n),
+                Code::Cast(dtype, a) => {
+                    let (to, a) = (self.own(instr.to), self.get(*a));
+                    for i in 0..n {
+                        *to.add(i) = convert::cast(*dtype, f64::from(*a.add(i))) as f32;
+                    }
+                }
+                Code::Reduce(f, a) => f(self.own(instr.to), self.get(*a), n, row),
+                Code::ReduceSame(reduce, a) => {
+                    let (to, a) = (self.own(instr.to), self.get(*a));
+                    for i in 0..n {
+                        *to.add(i) = match reduce {
+                            Reduce::Sum => *a.add(i) * row as f32,
+                            Reduce::Max if row == 0 => f32::NEG_INFINITY,
+                            Reduce::Max => *a.add(i),
+                        };
+                    }
+                }
+                Code::Expand(a) => (self.lanes.expand)(self.own(instr.to), self.get(*a), rows, row),
+                Code::Spread(a) => std::slice::from_raw_parts_mut(self.own(instr.to), n).fill(*self.get(*a)),
+            }
+        }
+    }
+
+    unsafe fn load_at(&self, l: &Lookup, to: *mut f32, first: usize, n: usize) {
+        let (from, size) = (self.reads[l.read], l.dtype.bytes());
+        // SAFETY: an index inside of the range gives an element of the operand; there is one for each lane or row.
+        unsafe {
+            let at = self.get(l.at);
+            let found = |i: usize| {
+                let index = *at.add(i) - l.start as f32;
+                (index >= 0.0 && index < l.len as f32).then_some(index as usize * l.stride)
+            };
+            let Some(inner) = &l.inner else {
+                return l.walk.runs(first, n, |done, points, offset, stride| {
+                    for i in done..done + points {
+                        match found(i) {
+                            Some(index) => {
+                                let from = from.add((offset + (i - done) * stride + index) * size);
+                                convert::load(self.lanes, l.dtype, to.add(i), from, 1, 1);
+                            }
+                            None => *to.add(i) = 0.0,
+                        }
+                    }
+                });
+            };
+            let row = self.plan.row;
+            if row == 0 {
+                return;
+            }
+            l.walk.runs(first / row, n / row, |done, rows, offset, stride| {
+                for i in done..done + rows {
+                    let to = to.add(i * row);
+                    match found(i) {
+                        Some(index) => {
+                            let from = from.add((offset + (i - done) * stride + index) * size);
+                            inner.runs(0, row, |done, points, offset, stride| {
+                                let from = from.add(offset * size);
+                                convert::load(self.lanes, l.dtype, to.add(done), from, points, stride);
+                            });
+                        }
+                        None => std::slice::from_raw_parts_mut(to, row).fill(0.0),
+                    }
+                }
+            });
+        }
+    }
+
+    unsafe fn accumulate(&self, total: &Total, walk: &Walk, of: *const f32, first: usize, n: usize) {
+        let combine = |a: f64, b: f64| match total.reduce {
+            Reduce::Sum => a + b,
+            Reduce::Max if a.is_nan() || a > b => a,
+            Reduce::Max => b,
+        };
+        let (fold, whole) = ((self.lanes.rows)(total.reduce), (self.lanes.total)(total.reduce));
+        let into = (self.lanes.into)(total.reduce);
+        // SAFETY: the walk stays inside of the total's elements.
+        unsafe {
+            let at = self.total(total);
+            walk.runs(first, n, |done, points, offset, stride| {
+                let of = of.add(done);
+                match (total.place, stride) {
+                    (Place::F64(_), _) => {
+                        let at = at.cast::<f64>().add(offset);
+                        if stride == 0 {
+                            *at = combine(*at, whole(of, points));
+                        } else {
+                            for i in 0..points {
+                                let at = at.add(i * stride);
+                                *at = combine(*at, f64::from(*of.add(i)));
+                            }
+                        }
+                    }
+                    (Place::Operand | Place::F32(_), 1) => into(at.cast::<f32>().add(offset), of, points),
+                    (Place::Operand | Place::F32(_), 0) => {
+                        let mut x = 0.0;
+                        fold(&mut x, of, 1, points);
+                        into(at.cast::<f32>().add(offset), &x, 1);
+                    }
+                    (Place::Operand | Place::F32(_), _) => {
+                        for i in 0..points {
+                            let at = at.cast::<f32>().add(offset + i * stride);
+                            *at = combine(f64::from(*at), f64::from(*of.add(i))) as f32;
+                        }
+                    }
+                }
+            });
+        }
+    }
+}

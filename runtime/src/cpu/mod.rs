@@ -1,0 +1,138 @@
+//! Kernels on one CPU thread. A kernel is planned once for its rank, and then runs without allocating.
+//!
+//! Numbers are computed in f32, whatever the element types: integers are exact up to 2^24. The same plan gives the
+//! same bits on every run; another kind of machine may round otherwise.
+
+mod contract;
+mod convert;
+mod lanes;
+mod layout;
+mod map;
+mod math;
+pub mod plain;
+mod scatter;
+#[cfg(test)]
+mod tests;
+
+use ir::DType;
+use ir::kernel::{Body, Kernel};
+
+/// A kernel that the CPU cannot run.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum KernelError {
+    /// An element type that the body has no code for.
+    #[error("a {body} needs {needed} as its {operand} on the cpu, but has {found}")]
+    DType {
+        /// Which kind of kernel.
+        body: &'static str,
+        /// Which operand.
+        operand: &'static str,
+        /// What it can be.
+        needed: &'static str,
+        /// What it is.
+        found: DType,
+    },
+    /// Too many loops to walk over.
+    #[error("a kernel can have {most} loops on the cpu, but has {found}")]
+    Loops {
+        /// How many it can have.
+        most: usize,
+        /// How many it has.
+        found: usize,
+    },
+}
+
+/// A kernel, planned for one rank.
+pub struct Compiled {
+    plan: Plan,
+}
+
+enum Plan {
+    Map(map::Plan),
+    Contract(contract::Plan),
+    Scatter(scatter::Plan),
+}
+
+/// Plans a kernel for the rank at coordinate `at`.
+///
+/// # Errors
+/// An element type that a contraction or scatter has no code for; more loops than can be walked.
+pub fn compile(kernel: &Kernel, mesh: &ir::Mesh, at: &[usize]) -> Result<Compiled, KernelError> {
+    let loops = kernel.body.loops().len();
+    if loops > layout::MAX_DIMS {
+        return Err(KernelError::Loops { most: layout::MAX_DIMS, found: loops });
+    }
+    let f32_only = |body, operand, found| match found {
+        DType::F32 => Ok(()),
+        DType::F64 | DType::F16 | DType::BF16 | DType::I64 | DType::I32 | DType::U32 | DType::Bool => {
+            Err(KernelError::DType { body, operand, needed: "f32", found })
+        }
+    };
+    let plan = match &kernel.body {
+        Body::Map(map) => Plan::Map(map::plan(kernel, map, mesh, at)),
+        Body::Contract(contract) => {
+            f32_only("contraction", "first operand", kernel.reads[0])?;
+            f32_only("contraction", "second operand", kernel.reads[1])?;
+            f32_only("contraction", "result", kernel.writes[0])?;
+            Plan::Contract(contract::plan(contract, mesh, at))
+        }
+        Body::Scatter(scatter) => {
+            f32_only("scatter", "source", kernel.reads[0])?;
+            f32_only("scatter", "result", kernel.writes[0])?;
+            match kernel.reads[1] {
+                DType::I64 | DType::I32 => {}
+                found @ (DType::F64 | DType::F32 | DType::F16 | DType::BF16 | DType::U32 | DType::Bool) => {
+                    let (body, operand, needed) = ("scatter", "index", "i32 or i64");
+                    return Err(KernelError::DType { body, operand, needed, found });
+                }
+            }
+            Plan::Scatter(scatter::plan(scatter, kernel.reads[1], mesh, at))
+        }
+    };
+    Ok(Compiled { plan })
+}
+
+impl Compiled {
+    /// How many bytes of scratch a run needs.
+    pub fn scratch_bytes(&self) -> usize {
+        match &self.plan {
+            // The start of the scratch may have to be rounded up.
+            Plan::Map(plan) => plan.scratch_bytes() + 63,
+            Plan::Contract(_) | Plan::Scatter(_) => 0,
+        }
+    }
+
+    /// Operations on numbers: each function of one number counts as one.
+    pub fn flops(&self) -> f64 {
+        match &self.plan {
+            Plan::Map(plan) => plan.flops(),
+            Plan::Contract(plan) => plan.flops(),
+            Plan::Scatter(plan) => plan.flops(),
+        }
+    }
+
+    /// Runs it. What is in the scratch before does not matter.
+    ///
+    /// # Panics
+    /// If the scratch is smaller than [`Compiled::scratch_bytes`].
+    ///
+    /// # Safety
+    /// * `reads` and `writes` have a pointer for each operand of the kernel, aligned to 64 bytes, to as many elements
+    ///   as the operand has on this rank: reads initialised, writes writable, and nobody else uses them meanwhile.
+    /// * Operands that are written overlap nothing, but that what a map stores may be exactly a read operand: the
+    ///   same address, element type and access.
+    pub unsafe fn run(&self, reads: &[*const u8], writes: &[*mut u8], scratch: &mut [u8]) {
+        assert!(scratch.len() >= self.scratch_bytes(), "the scratch is too small");
+        // SAFETY: the caller's; the scratch is long enough to be rounded up to 64 bytes.
+        unsafe {
+            match &self.plan {
+                Plan::Map(plan) => {
+                    let start = scratch.as_mut_ptr();
+                    plan.run(reads, writes, start.add(start.align_offset(64)));
+                }
+                Plan::Contract(plan) => plan.run(reads[0].cast(), reads[1].cast(), writes[0].cast()),
+                Plan::Scatter(plan) => plan.run(reads[0].cast(), reads[1], writes[0].cast()),
+            }
+        }
+    }
+}

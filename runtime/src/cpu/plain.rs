@@ -1,0 +1,220 @@
+//! What a kernel means: point by point and in f64, as [`ir::kernel`] says it. Slow, and the definition that every
+//! other way of running a kernel is held against.
+//!
+//! f32 and f64 are both exact numbers here; the other types round, when cast and when written.
+
+use std::ops::Range;
+
+use ir::kernel::{Access, Body, Contract, Kernel, Map, Scatter, Step};
+use ir::{Binary, DType, Reduce, Unary};
+
+use super::convert::cast;
+use super::layout::ranges;
+
+/// Runs a kernel on the rank at `at`: what it writes, from what it reads.
+pub fn interpret(kernel: &Kernel, mesh: &ir::Mesh, at: &[usize], reads: &[Vec<f64>]) -> Vec<Vec<f64>> {
+    let ranges = ranges(&kernel.body.loops(), mesh, at);
+    let mut writes = match &kernel.body {
+        Body::Map(map) => map_of(map, &ranges, reads, kernel.writes.len()),
+        Body::Contract(contract) => vec![contract_of(contract, &ranges, reads)],
+        Body::Scatter(scatter) => vec![scatter_of(scatter, &ranges, reads)],
+    };
+    for (write, dtype) in writes.iter_mut().zip(&kernel.writes) {
+        write.iter_mut().for_each(|x| *x = rounded(*dtype, *x));
+    }
+    writes
+}
+
+/// How many elements an operand has, when its loops have these ranges.
+pub fn elements(access: &Access, ranges: &[Range<usize>]) -> usize {
+    access.iter().flatten().map(|l| ranges[*l].len()).product()
+}
+
+/// The place of the element at `index`, which counts from the start of each range.
+fn offset(access: &Access, ranges: &[Range<usize>], index: &[usize]) -> usize {
+    access.iter().flatten().fold(0, |at, l| at * ranges[*l].len() + index[*l])
+}
+
+/// All points of the loops, in row-major order.
+fn space(ranges: &[Range<usize>]) -> Vec<Vec<usize>> {
+    let mut all = vec![Vec::new()];
+    for range in ranges {
+        all = all
+            .iter()
+            .flat_map(|at: &Vec<usize>| {
+                (0..range.len()).map(move |i| at.iter().copied().chain([i]).collect())
+            })
+            .collect();
+    }
+    all
+}
+
+/// A number in an element type.
+fn rounded(dtype: DType, x: f64) -> f64 {
+    match dtype {
+        DType::F32 | DType::F64 => x,
+        DType::F16 | DType::BF16 | DType::I64 | DType::I32 | DType::U32 | DType::Bool => cast(dtype, x),
+    }
+}
+
+fn unary(f: Unary, x: f64) -> f64 {
+    match f {
+        Unary::Exp => x.exp(),
+        Unary::Expm1 => x.exp_m1(),
+        Unary::Log => x.ln(),
+        Unary::Tanh => x.tanh(),
+        Unary::Sqrt => x.sqrt(),
+        Unary::Rsqrt => 1.0 / x.sqrt(),
+        Unary::Sin => x.sin(),
+        Unary::Cos => x.cos(),
+        Unary::Sigmoid => 1.0 / (1.0 + (-x).exp()),
+        Unary::Abs => x.abs(),
+        Unary::Sign if x == 0.0 || x.is_nan() => x,
+        Unary::Sign => x.signum(),
+        Unary::Relu if x.is_nan() => x,
+        Unary::Relu => x.max(0.0),
+        Unary::Step => f64::from(u8::from(x > 0.0)),
+        Unary::Stop => x,
+    }
+}
+
+fn binary(f: Binary, x: f64, y: f64) -> f64 {
+    match f {
+        Binary::Sub => x - y,
+        Binary::Div => x / y,
+        Binary::Max | Binary::Min if x.is_nan() || y.is_nan() => f64::NAN,
+        Binary::Max => x.max(y),
+        Binary::Min => x.min(y),
+        Binary::Eq => f64::from(u8::from(x == y)),
+        Binary::Ge => f64::from(u8::from(x >= y)),
+    }
+}
+
+fn reduce(how: Reduce, x: f64, y: f64) -> f64 {
+    match how {
+        Reduce::Sum => x + y,
+        Reduce::Max => binary(Binary::Max, x, y),
+    }
+}
+
+fn map_of(map: &Map, ranges: &[Range<usize>], reads: &[Vec<f64>], writes: usize) -> Vec<Vec<f64>> {
+    let n = map.loops.len();
+    let (outer, inner) = ranges[..n].split_at(n - map.row);
+    let of_point = map.of_point();
+    let mut out = vec![Vec::new(); writes];
+    for step in &map.steps {
+        match step {
+            Step::Store { write, access, .. } => out[*write] = vec![0.0; elements(access, ranges)],
+            Step::Accumulate { write, access, reduce, .. } => {
+                out[*write] = vec![reduce.identity(); elements(access, ranges)];
+            }
+            Step::Load { .. }
+            | Step::LoadAt { .. }
+            | Step::Const(_)
+            | Step::Iota(_)
+            | Step::Unary(..)
+            | Step::Binary(..)
+            | Step::Add(_)
+            | Step::Mul(..)
+            | Step::Select(..)
+            | Step::Cast(..)
+            | Step::Row(..) => {}
+        }
+    }
+    let row = space(inner);
+    for outer in space(outer) {
+        // A register of the row has one number, one of the points has one for each.
+        let mut registers: Vec<Vec<f64>> = Vec::new();
+        for (place, step) in map.steps.iter().enumerate() {
+            let along = |access: &Access| access.iter().flatten().any(|l| (n - map.row..n).contains(l));
+            let each = match step {
+                Step::Store { access, .. } | Step::Accumulate { access, .. } => {
+                    of_point[place] || along(access)
+                }
+                Step::Load { .. }
+                | Step::LoadAt { .. }
+                | Step::Const(_)
+                | Step::Iota(_)
+                | Step::Unary(..)
+                | Step::Binary(..)
+                | Step::Add(_)
+                | Step::Mul(..)
+                | Step::Select(..)
+                | Step::Cast(..)
+                | Step::Row(..) => of_point[place],
+            };
+            let mut numbers = Vec::new();
+            for point in 0..if each { row.len() } else { 1 } {
+                let here = |r: usize| registers[r][if of_point[r] { point } else { 0 }];
+                let mut index = outer.clone();
+                if each {
+                    index.extend(&row[point]);
+                }
+                index.resize(ranges.len(), 0);
+                let number = match step {
+                    Step::Load { read, access } => reads[*read][offset(access, ranges, &index)],
+                    Step::LoadAt { read, access, looked, at } => {
+                        let (range, global) = (&ranges[*looked], here(*at));
+                        if global >= range.start as f64 && global < range.end as f64 {
+                            index[*looked] = global as usize - range.start;
+                            reads[*read][offset(access, ranges, &index)]
+                        } else {
+                            0.0
+                        }
+                    }
+                    Step::Const(c) => *c,
+                    Step::Iota(l) => (ranges[*l].start + index[*l]) as f64,
+                    Step::Unary(f, r) => unary(*f, here(*r)),
+                    Step::Binary(f, x, y) => binary(*f, here(*x), here(*y)),
+                    Step::Add(all) => all.iter().map(|r| here(*r)).sum(),
+                    Step::Mul(scale, all) => scale * all.iter().map(|r| here(*r)).product::<f64>(),
+                    Step::Select(c, x, y) => here(if here(*c) != 0.0 { *x } else { *y }),
+                    Step::Cast(dtype, r) => rounded(*dtype, here(*r)),
+                    Step::Row(how, r) => {
+                        let all = 0..row.len();
+                        all.map(|p| registers[*r][if of_point[*r] { p } else { 0 }])
+                            .fold(how.identity(), |x, y| reduce(*how, x, y))
+                    }
+                    Step::Store { write, access, of } => {
+                        out[*write][offset(access, ranges, &index)] = here(*of);
+                        continue;
+                    }
+                    Step::Accumulate { write, access, of, reduce: how } => {
+                        let to = &mut out[*write][offset(access, ranges, &index)];
+                        *to = reduce(*how, *to, here(*of));
+                        continue;
+                    }
+                };
+                numbers.push(number);
+            }
+            registers.push(numbers);
+        }
+    }
+    out
+}
+
+fn contract_of(contract: &Contract, ranges: &[Range<usize>], reads: &[Vec<f64>]) -> Vec<f64> {
+    let mut out = vec![0.0; elements(&contract.out, ranges)];
+    for index in space(ranges) {
+        let a = reads[0][offset(&contract.a, ranges, &index)];
+        let b = reads[1][offset(&contract.b, ranges, &index)];
+        out[offset(&contract.out, ranges, &index)] += contract.scale * a * b;
+    }
+    out
+}
+
+fn scatter_of(scatter: &Scatter, ranges: &[Range<usize>], reads: &[Vec<f64>]) -> Vec<f64> {
+    let mut out = vec![0.0; elements(&scatter.out, ranges)];
+    let looked = &ranges[scatter.looked];
+    let mut without = ranges.to_vec();
+    without[scatter.looked] = 0..1;
+    for mut index in space(&without) {
+        let global = reads[1][offset(&scatter.index, ranges, &index)];
+        if global >= looked.start as f64 && global < looked.end as f64 {
+            let x = reads[0][offset(&scatter.source, ranges, &index)];
+            index[scatter.looked] = global as usize - looked.start;
+            out[offset(&scatter.out, ranges, &index)] += x;
+        }
+    }
+    out
+}

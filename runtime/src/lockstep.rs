@@ -1,0 +1,120 @@
+//! What a sharded graph means: all ranks in one thread, node by node, every collective written out. Slow and simple;
+//! every backend and every plan is held against it. Beside it the same graph on one device.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use ir::{Graph, Mesh, Move, Name, Node, Op, ShardedGraph, Sharding, extent, moves, piece};
+
+use crate::eval::eval;
+use crate::tensor::{Real, Tensor};
+
+/// The whole tensors of inputs and states, by name.
+pub type Feeds<T> = BTreeMap<Name, Tensor<T>>;
+
+/// The kernel that `run` calls for a node; another one is a planted fault.
+pub type Kernel<T> = fn(&Node, &[Range<usize>], &[&Tensor<T>]) -> Tensor<T>;
+
+/// Every value of a graph on one device.
+///
+/// # Panics
+/// If a feed is missing: the caller makes them from the graph's tables.
+pub fn one_device<T: Real>(graph: &Graph, feeds: &Feeds<T>) -> Vec<Tensor<T>> {
+    let mut values: Vec<Option<Tensor<T>>> = vec![None; graph.values.len()];
+    for node in &graph.nodes {
+        let Some(result) = node.results.first() else { continue };
+        let ranges: Vec<Range<usize>> = node.sizes.iter().map(|n| 0..*n).collect();
+        let args: Vec<&Tensor<T>> = node.args.iter().filter_map(|v| values[v.index()].as_ref()).collect();
+        let value = if let Op::Input(name) | Op::State(name) = &node.op {
+            feeds[name].clone()
+        } else if node.op == Op::Reshard {
+            args[0].clone()
+        } else {
+            eval(node, &ranges, &args)
+        };
+        values[result.index()] = Some(value);
+    }
+    values.into_iter().flatten().collect()
+}
+
+/// Every value on every rank: `[value][rank]`.
+///
+/// # Panics
+/// If a feed is missing, or an operand is not as its node needs it.
+pub fn run<T: Real>(sharded: &ShardedGraph, feeds: &Feeds<T>, kernel: Kernel<T>) -> Vec<Vec<Tensor<T>>> {
+    let (graph, mesh) = (&sharded.graph, &sharded.mesh);
+    let at: Vec<Vec<usize>> = (0..mesh.ranks()).map(|r| mesh.coordinate(r)).collect();
+    let mut values: Vec<Vec<Tensor<T>>> = vec![Vec::new(); graph.values.len()];
+    for (i, node) in graph.nodes.iter().enumerate() {
+        let Some(result) = node.results.first() else { continue };
+        let to = sharded.sharding(*result);
+        let out = if let Op::Input(name) | Op::State(name) = &node.op {
+            at.iter().map(|at| feeds[name].piece(to, mesh, at)).collect()
+        } else if node.op == Op::Reshard {
+            let from = sharded.sharding(node.args[0]);
+            reshard(&values[node.args[0].index()], from, to, mesh)
+        } else {
+            let split = &sharded.decisions.strategies[i].split;
+            let one = |(rank, at): (usize, &Vec<usize>)| {
+                let sizes = node.sizes.iter().zip(split);
+                let ranges: Vec<Range<usize>> = sizes.map(|(n, axes)| extent(*n, axes, mesh, at)).collect();
+                let args: Vec<&Tensor<T>> = node.args.iter().map(|v| &values[v.index()][rank]).collect();
+                kernel(node, &ranges, &args)
+            };
+            at.iter().enumerate().map(one).collect()
+        };
+        values[result.index()] = out;
+    }
+    values
+}
+
+/// The pieces of all ranks after the moves that lead from one sharding to another.
+pub fn reshard<T: Real>(pieces: &[Tensor<T>], from: &Sharding, to: &Sharding, mesh: &Mesh) -> Vec<Tensor<T>> {
+    moves(from, to).iter().fold(pieces.to_vec(), |pieces, step| apply(step, &pieces, mesh))
+}
+
+/// The pieces of all ranks after one move.
+pub fn apply<T: Real>(step: &Move, pieces: &[Tensor<T>], mesh: &Mesh) -> Vec<Tensor<T>> {
+    (0..pieces.len())
+        .map(|rank| {
+            let members = mesh.group(rank, step.axes());
+            let group: Vec<&Tensor<T>> = members.iter().map(|r| &pieces[*r]).collect();
+            let at = mesh.coordinate(rank);
+            // This rank's part of what the group holds together, cut axis by axis, outermost first.
+            let mine = |t: &Tensor<T>, dim: usize| {
+                let cut = |range, axis: &ir::Axis| piece(range, mesh.size(*axis), at[axis.index()]);
+                t.slice(dim, step.axes().iter().fold(0..t.shape[dim], cut))
+            };
+            match step {
+                Move::AllReduce { reduce, .. } => Tensor::combine(&group, *reduce),
+                Move::ReduceScatter { reduce, dim, .. } => mine(&Tensor::combine(&group, *reduce), *dim),
+                Move::AllGather { dim, .. } => Tensor::join(&group, *dim),
+                Move::AllToAll { from, to, .. } => mine(&Tensor::join(&group, *from), *to),
+                Move::Slice { dim, .. } => mine(&pieces[rank], *dim),
+                Move::ToPartial { axis, reduce } if at[axis.index()] != 0 => {
+                    Tensor::full(&pieces[rank].shape, reduce.identity())
+                }
+                Move::ToPartial { .. } => pieces[rank].clone(),
+            }
+        })
+        .collect()
+}
+
+/// The whole tensor from the pieces of all ranks.
+///
+/// # Errors
+/// If ranks that should hold the same do not.
+pub fn assemble<T: Real>(
+    pieces: &[Tensor<T>],
+    sharding: &Sharding,
+    mesh: &Mesh,
+) -> Result<Tensor<T>, String> {
+    let whole = reshard(pieces, sharding, &Sharding::replicated(sharding.dims.len()), mesh);
+    for (rank, other) in whole.iter().enumerate() {
+        let d = other.distance(&whole[0]);
+        if d > 1e-9 && other.data != whole[0].data {
+            return Err(format!("ranks 0 and {rank} hold different copies, off by {d:.1e}"));
+        }
+    }
+    Ok(whole[0].clone())
+}
