@@ -262,6 +262,11 @@ impl Op {
         }
     }
 
+    /// Whether the result may lack a factor that an operand has.
+    pub fn reduces(&self) -> bool {
+        matches!(self, Op::Einsum { .. } | Op::ReduceMax | Op::Gather | Op::Scatter)
+    }
+
     /// Whether it must stay though nothing uses it.
     pub fn has_effect(&self) -> bool {
         matches!(self, Op::Assign(_) | Op::Tap(_))

@@ -55,6 +55,19 @@ pub enum Fault {
         /// As computed.
         needed: Vec<usize>,
     },
+    /// A factor of nothing.
+    #[error("factor {0} is in no operand and no result")]
+    Unused(String),
+    /// An operand of a pointwise op that has a factor the result lacks.
+    #[error("operand {operand} of `{op}` has factor {factor}, which the result lacks; only einsum, reduce_max and gather reduce")]
+    NotBroadcast {
+        /// The op.
+        op: String,
+        /// Which operand.
+        operand: usize,
+        /// The factor.
+        factor: String,
+    },
     /// The written shape is not the computed one.
     #[error("has shape {found:?}, but its op computes {needed:?}")]
     Shape {
@@ -189,6 +202,19 @@ fn check_shapes(graph: &Graph, node: &Node, report: &mut impl FnMut(Fault)) {
                     report(Fault::Shape { found: graph.shape(*v).to_vec(), needed });
                 }
             }
+        }
+    }
+    let s = &node.signature;
+    for (f, name) in s.factors.iter().enumerate() {
+        let holders: Vec<usize> = (0..s.args.len()).filter(|i| Signature::has(&s.args[*i], f)).collect();
+        if holders.is_empty() && !s.in_results(f) {
+            report(Fault::Unused(name.to_string()));
+        } else if let Some(operand) = holders.first()
+            && !s.results.is_empty()
+            && !s.in_results(f)
+            && !node.op.reduces()
+        {
+            report(Fault::NotBroadcast { op: node.op.to_string(), operand: *operand, factor: name.to_string() });
         }
     }
     if matches!(node.op, Op::Gather | Op::Scatter) && node.op.looked_up(&node.signature).is_none() {

@@ -212,7 +212,13 @@ impl Back {
         let einsum = |scale: f64| Op::Einsum { scale };
         let mut op = |op: Op, args: Vec<Vec<Dim>>, to: Vec<Dim>, values: Vec<Value>| {
             let same = args.len() == 1 && args[0] == to && op == einsum(1.0);
-            if same { values[0] } else { self.push(op, s.turned(args, vec![to]), values, mark, Some(node)) }
+            if same {
+                values[0]
+            } else if matches!(op, Op::Const(_)) {
+                self.push(op, scalar(), values, mark, None)
+            } else {
+                self.push(op, s.turned(args, vec![to]), values, mark, Some(node))
+            }
         };
         Some(match &node.op {
             Op::Einsum { scale } => {

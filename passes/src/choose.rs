@@ -42,9 +42,10 @@ pub(crate) fn run(sharded: &mut ShardedGraph) {
         shardings: Vec::new(),
         strategies: Vec::new(),
         copies: HashSet::new(),
-        splits: HashMap::new(),
+        makers: HashMap::new(),
         wishes: wishes(&old, &sharded.decisions.places),
         asked: asked(&old, &sharded.mesh),
+        users: users(&old),
     };
     for node in &old.nodes {
         state.visit(&old, node);
@@ -61,6 +62,15 @@ fn wishes(graph: &Graph, places: &BTreeMap<ir::Name, Sharding>) -> HashMap<Value
         _ => None,
     };
     graph.nodes.iter().filter_map(assigned).collect()
+}
+
+fn users(graph: &Graph) -> Vec<usize> {
+    let mut users = vec![0; graph.values.len()];
+    for node in graph.nodes.iter().filter(|n| n.op != Op::Add) {
+        let distinct: HashSet<&Value> = node.args.iter().collect();
+        distinct.iter().for_each(|v| users[v.index()] += 1);
+    }
+    users
 }
 
 /// What the user asked, as shardings; axes that the mesh lacks have size 1.
@@ -82,12 +92,14 @@ struct Choosing {
     strategies: Vec<Strategy>,
     /// Copies that exist already, by new value.
     copies: HashSet<(Value, Sharding)>,
-    /// How the node of a new value was split.
-    splits: HashMap<Value, Vec<Vec<Axis>>>,
+    /// The node of a new value.
+    makers: HashMap<Value, usize>,
     /// By old value.
     wishes: HashMap<Value, Sharding>,
     /// By old value.
     asked: HashMap<Value, Sharding>,
+    /// By old value, how many nodes other than sums use it.
+    users: Vec<usize>,
 }
 
 impl Choosing {
@@ -107,7 +119,8 @@ impl Choosing {
                     .first()
                     .and_then(|v| self.asked.get(v).or_else(|| self.wishes.get(v)))
                     .cloned();
-                self.decide(at, wish.as_ref());
+                let shared = node.op == Op::Add || node.results.iter().any(|v| self.users[v.index()] > 1);
+                self.decide(at, wish.as_ref(), shared);
                 if let Some(v) = node.results.first()
                     && let Some(asked) = self.asked.get(v).cloned()
                 {
@@ -137,7 +150,7 @@ impl Choosing {
         debug_assert_eq!((at, self.strategies.len()), (self.strategies.len(), at));
         for (v, sharding) in self.new.graph.nodes[at].results.clone().into_iter().zip(results) {
             debug_assert_eq!(v.index(), self.shardings.len());
-            self.splits.insert(v, strategy.split.clone());
+            self.makers.insert(v, at);
             self.shardings.push(sharding);
         }
         self.strategies.push(strategy);
@@ -167,7 +180,7 @@ impl Choosing {
             let values = members.iter().map(|i| args[*i]).collect();
             let signature = node.signature.turned(vec![dims.clone(); members.len()], vec![dims.clone()]);
             let at = self.push(node, signature, values, dtype);
-            self.decide(at, None);
+            self.decide(at, None, true);
             terms.push((dims, self.new.graph.nodes[at].results[0]));
         }
         let (dims, values) = terms.into_iter().unzip();
@@ -185,12 +198,17 @@ impl Choosing {
         self.new.graph.nodes.len() - 1
     }
 
-    fn decide(&mut self, at: usize, wish: Option<&Sharding>) {
+    fn decide(&mut self, at: usize, wish: Option<&Sharding>, shared: bool) {
         let node = self.new.graph.nodes[at].clone();
         let hint = node.like.map(|v| self.shardings[v.index()].resolved());
         let (strategy, needs, results) = self.cheapest(&node, wish, hint.as_ref());
         for (v, needed) in node.args.iter().zip(needs) {
             self.copies.insert((*v, needed));
+        }
+        // What is used twice, and a sum, is resolved once, and its node has paid for that: no user passes it on.
+        if shared && node.mark.part != Part::Update {
+            let sums = node.results.iter().copied().zip(results.iter().map(Sharding::resolved));
+            self.copies.extend(sums);
         }
         self.record(at, strategy, results);
     }
@@ -292,9 +310,8 @@ impl Choosing {
         if node.mark.part == Part::Update {
             return forced;
         }
-        let forward = node.of.and_then(|v| self.splits.get(&v)).filter(|s| s.len() == node.sizes.len());
-        for (f, axes) in forward.into_iter().flatten().enumerate() {
-            axes.iter().for_each(|a| forced[a.index()] = Some(f));
+        for (f, axis) in self.forward_split(node) {
+            forced[axis.index()] = Some(f);
         }
         for scope in [Scope::Micro, Scope::Step] {
             for (dims, v) in node.signature.args.iter().zip(&node.args) {
@@ -309,6 +326,21 @@ impl Choosing {
             }
         }
         forced
+    }
+
+    /// The split of the forward node that a backward node comes from, by the names of factors.
+    fn forward_split(&self, node: &Node) -> Vec<(Factor, Axis)> {
+        let Some(&at) = node.of.and_then(|v| self.makers.get(&v)) else { return Vec::new() };
+        let forward = &self.new.graph.nodes[at];
+        let mut split = Vec::new();
+        for (f, axes) in self.strategies[at].split.iter().enumerate() {
+            if let Some(mine) = node.signature.factor(&forward.signature.factors[f])
+                && node.sizes[mine] == forward.sizes[f]
+            {
+                split.extend(axes.iter().map(|a| (mine, *a)));
+            }
+        }
+        split
     }
 
     fn strategy(&self, node: &Node, pick: &[Row], order: &[(Factor, Axis)]) -> Strategy {
