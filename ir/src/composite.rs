@@ -39,5 +39,7 @@ pub struct Gradient {
 pub const GRADIENTS: &[Gradient] = &[
     Gradient { composite: "attention", output: "out", body: attention::gradient },
     Gradient { composite: "cross_entropy", output: "nll", body: cross_entropy::gradient },
+    Gradient { composite: "gelu_tanh", output: "out", body: pointwise::gelu_gradient },
+    Gradient { composite: "silu", output: "out", body: pointwise::silu_gradient },
     Gradient { composite: "rotary", output: "out", body: rotary::gradient },
 ];

@@ -197,16 +197,17 @@ impl Graph {
     /// How the signature does not fit.
     pub fn push(&mut self, new: NewNode) -> Result<Option<Value>, crate::SizeError> {
         let shapes: Vec<&[usize]> = new.args.iter().map(|v| self.shape(*v)).collect();
-        let sizes = new.signature.sizes(&shapes, &new.known)?;
+        let signature = new.signature.normal();
+        let sizes = signature.sizes(&shapes, &new.known)?;
         let micro = new.args.iter().any(|v| self.ty(*v).scope == Scope::Micro);
         let scope = Scope::of(&new.op, micro);
         let mut results = Vec::new();
-        for dims in &new.signature.results {
+        for dims in &signature.results {
             results.push(Value(self.values.len() as u32));
             self.values.push(ValueType { dtype: new.dtype, shape: Signature::shape(dims, &sizes), scope });
         }
         let first = results.first().copied();
-        let NewNode { op, signature, args, mark, tag, of, like, .. } = new;
+        let NewNode { op, args, mark, tag, of, like, .. } = new;
         self.nodes.push(Node { op, signature, sizes, args, results, mark, tag, of, like });
         Ok(first)
     }

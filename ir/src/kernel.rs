@@ -85,8 +85,8 @@ pub enum Step {
         /// What.
         of: Register,
     },
-    /// Writes operand `write`, combining over the loops that the access lacks, in the order of the space.
-    /// Defines no register.
+    /// Writes operand `write`, combining over the loops that the access lacks, in the order of the space. A register
+    /// of the row counts once a row if the access has no loop of the row, else at each point. Defines no register.
     Accumulate {
         /// Which operand.
         write: usize,
@@ -204,6 +204,21 @@ impl Step {
         }
     }
 
+    /// The operand and place that it loads plainly.
+    pub fn load(&self) -> Option<(usize, &Access)> {
+        if let Step::Load { read, access } = self { Some((*read, access)) } else { None }
+    }
+
+    /// The operand that it looks up in.
+    pub fn load_at(&self) -> Option<usize> {
+        if let Step::LoadAt { read, .. } = self { Some(*read) } else { None }
+    }
+
+    /// The operand and place that it stores, and what.
+    pub fn store(&self) -> Option<(usize, &Access, Register)> {
+        if let Step::Store { write, access, of } = self { Some((*write, access, *of)) } else { None }
+    }
+
     /// Whether it defines a register.
     pub fn defines(&self) -> bool {
         !matches!(self, Step::Store { .. } | Step::Accumulate { .. })
@@ -235,6 +250,23 @@ impl Map {
             });
         }
         point
+    }
+}
+
+impl Map {
+    /// Whether operand `write` may lie where operand `read` does: every load of it is of the very element that is
+    /// stored, and comes before the store.
+    pub fn in_place(&self, read: usize, write: usize) -> bool {
+        let stored = self
+            .steps
+            .iter()
+            .enumerate()
+            .find_map(|(i, s)| Some((i, s.store()?)).filter(|(_, s)| s.0 == write));
+        let Some((at, (_, stored, _))) = stored else { return false };
+        let every = stored.iter().flatten().count() == self.loops.len();
+        let loads = self.steps.iter().enumerate().filter_map(|(i, s)| Some((i, s.load()?)));
+        let fits = loads.filter(|(_, (r, _))| *r == read).all(|(i, (_, access))| i < at && access == stored);
+        every && fits && self.steps.iter().filter_map(Step::load_at).all(|r| r != read)
     }
 }
 

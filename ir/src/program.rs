@@ -168,6 +168,21 @@ impl Instruction {
     }
 }
 
+impl Instruction {
+    /// Every buffer that it names, to be renamed.
+    pub fn buffers_mut(&mut self) -> Vec<&mut BufferId> {
+        match self {
+            Instruction::Feed { to, .. } => vec![to],
+            Instruction::Launch { reads, writes, .. } => reads.iter_mut().chain(writes).collect(),
+            Instruction::Local { from, to, .. }
+            | Instruction::Start { from, to, .. }
+            | Instruction::Assign { from, to } => vec![from, to],
+            Instruction::Tap { from, .. } => vec![from],
+            Instruction::Wait { .. } => Vec::new(),
+        }
+    }
+}
+
 /// The straight instructions of one kind of action.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Segment {

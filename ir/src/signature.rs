@@ -143,6 +143,22 @@ impl Signature {
         Signature { factors: self.factors.clone(), args, results }
     }
 
+    /// The same with factors numbered in the order in which they appear, as [`Signature::parse`] numbers them.
+    pub fn normal(&self) -> Signature {
+        let mut order: Vec<Factor> = Vec::new();
+        for f in self.args.iter().chain(&self.results).flatten().flatten() {
+            if !order.contains(f) {
+                order.push(*f);
+            }
+        }
+        let place = |f: &Factor| order.iter().position(|g| g == f).unwrap_or(0);
+        let tensors = |of: &[Vec<Dim>]| -> Vec<Vec<Dim>> {
+            of.iter().map(|t| t.iter().map(|d| d.iter().map(place).collect()).collect()).collect()
+        };
+        let (args, results) = (tensors(&self.args), tensors(&self.results));
+        Signature { factors: order.iter().map(|f| self.factors[*f].clone()).collect(), args, results }
+    }
+
     /// Whether a factor is in an operand or result.
     pub fn has(dims: &[Dim], factor: Factor) -> bool {
         dims.iter().any(|d| d.contains(&factor))

@@ -59,7 +59,9 @@ pub enum Fault {
     #[error("factor {0} is in no operand and no result")]
     Unused(String),
     /// An operand of a pointwise op that has a factor the result lacks.
-    #[error("operand {operand} of `{op}` has factor {factor}, which the result lacks; only einsum, reduce_max and gather reduce")]
+    #[error(
+        "operand {operand} of `{op}` has factor {factor}, which the result lacks; only einsum, reduce_max and gather reduce"
+    )]
     NotBroadcast {
         /// The op.
         op: String,
@@ -214,7 +216,11 @@ fn check_shapes(graph: &Graph, node: &Node, report: &mut impl FnMut(Fault)) {
             && !s.in_results(f)
             && !node.op.reduces()
         {
-            report(Fault::NotBroadcast { op: node.op.to_string(), operand: *operand, factor: name.to_string() });
+            report(Fault::NotBroadcast {
+                op: node.op.to_string(),
+                operand: *operand,
+                factor: name.to_string(),
+            });
         }
     }
     if matches!(node.op, Op::Gather | Op::Scatter) && node.op.looked_up(&node.signature).is_none() {

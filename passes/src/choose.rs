@@ -5,7 +5,7 @@
 //! - An axis splits only a factor that an operand or a wish already splits by it.
 //! - The axis of an activation stays on its factor, and parameters come to it; else a parameter's axis stays on its.
 //! - A backward node takes the split of its forward node, and its result is wished as the forward value lies.
-//! - Partial values are resolved where they arise, but sums and the update resolve them as late as they can.
+//! - Partial values are resolved where they arise, but a sum of several is resolved once, and the update resolves late.
 //! - A copy of a value in another sharding, once made, is free for later users.
 //! - What the user asked of a value holds: a reshard follows it if it comes out otherwise.
 //!
@@ -20,13 +20,11 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use ir::graph::{NewNode, Rewrite};
 use ir::rows::{Row, Strategy, factor_axes, layout, rows};
-use ir::{
-    Axis, Binary, Dim, Factor, Graph, Mesh, Node, Op, Part, Scope, ShardedGraph, Sharding, Signature, Value,
-};
+use ir::{Axis, Dim, Factor, Graph, Mesh, Node, Op, Part, Scope, ShardedGraph, Sharding, Signature, Value};
 
 use crate::price::price;
 
-/// What a partial result costs its node, as a share of its resolution: for most a little less than resolving it at
+/// What a partial result costs a node of the update, as a share of its resolution: a little less than resolving it at
 /// once, so that ties leave it partial.
 const LATE: f64 = 0.98;
 
@@ -378,8 +376,7 @@ impl Choosing {
         let work: f64 = node.sizes.iter().map(|n| *n as f64).product();
         let shared = self.mesh.pieces(&strategy.split.concat());
         total += WORK * work / shared as f64;
-        let late = node.mark.part == Part::Update || matches!(node.op, Op::Add | Op::Binary(Binary::Sub));
-        let late = if late { LATE } else { 1.0 };
+        let late = if node.mark.part == Part::Update { LATE } else { 1.0 };
         for (v, result) in node.results.iter().zip(&layout.results) {
             let to = |goal: &Sharding| price(result, goal, self.new.graph.shape(*v), &self.mesh);
             total += match (wish, hint) {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use ir::program::Program;
 use ir::{Graph, Mesh, Name, ShardedGraph, Sharding, verify};
 
-use crate::{GRAPH, PROGRAM, SHARDED};
+use crate::{GRAPH, PROGRAM, SHARDED, lower};
 
 /// What compiling gives.
 #[derive(Clone, Debug)]
@@ -38,7 +38,8 @@ pub fn compile(graph: Graph, mesh: &Mesh, places: BTreeMap<Name, Sharding>, trac
         expect(pass.name, verify::verify_sharded(&sharded));
         trace(pass.name, &sharded);
     }
-    let mut program = Program::default();
+    let mut program = lower(&sharded);
+    trace("lower", &program);
     for pass in PROGRAM {
         (pass.run)(&mut program);
         trace(pass.name, &program);

@@ -3,10 +3,14 @@
 //! Three ordered lists, by what a pass works on; between them two conversions: [`ShardedGraph::new`] puts a graph on a
 //! mesh, [`lower`] makes instructions of it. [`compile`] runs them all and verifies after each.
 
+mod assign;
 mod autodiff;
 mod choose;
 mod driver;
+mod fuse;
+mod lower;
 mod optimizer;
+mod place;
 mod price;
 mod reshard;
 mod simplify;
@@ -16,6 +20,7 @@ use ir::program::Program;
 use ir::{Graph, ShardedGraph};
 
 pub use driver::{Compiled, Trace, compile};
+pub use lower::lower;
 
 /// One step, by the name it has in `meshc trace` and in the filetests.
 #[derive(Clone, Copy, Debug)]
@@ -47,4 +52,11 @@ pub const SHARDED: &[Pass<ShardedGraph>] = &[
 ];
 
 /// What works on instructions.
-pub const PROGRAM: &[Pass<Program>] = &[];
+pub const PROGRAM: &[Pass<Program>] = &[
+    // Makes few large kernels of many small ones, so that the passes behind it see what is really stored.
+    Pass { name: "fuse", run: fuse::run },
+    // Needs the kernel that computes a new state in one piece; spares `place` the room for it.
+    Pass { name: "assign", run: assign::run },
+    // Last: it needs to know who uses what when.
+    Pass { name: "place", run: place::run },
+];

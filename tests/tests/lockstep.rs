@@ -33,6 +33,10 @@ fn feeds(oracle: &Oracle, graph: &ir::Graph, step: usize) -> Feeds<f64> {
 }
 
 fn compiled(oracle: &Oracle, mesh: &str) -> ir::ShardedGraph {
+    compiled_all(oracle, mesh).sharded
+}
+
+fn compiled_all(oracle: &Oracle, mesh: &str) -> passes::Compiled {
     let config = Config::read(&oracle.folder).unwrap();
     let batch = oracle.case["global_batch"].as_u64().unwrap() as usize;
     let sequence = oracle.case["sequence"].as_u64().unwrap() as usize;
@@ -41,7 +45,7 @@ fn compiled(oracle: &Oracle, mesh: &str) -> ir::ShardedGraph {
     graph.dump = true;
     let mesh = Mesh::parse(mesh).unwrap();
     let places = planner::conventions::places(&graph, &mesh);
-    passes::compile(graph, &mesh, places, &mut |_, _| {}).sharded
+    passes::compile(graph, &mesh, places, &mut |_, _| {})
 }
 
 fn taps(graph: &ir::Graph) -> BTreeMap<Name, ir::Value> {
@@ -122,5 +126,8 @@ fn every_mesh_equals_one_device() {
 #[test]
 fn dump() {
     let (name, mesh) = (std::env::var("M").unwrap_or("gpt2".into()), std::env::var("MESH").unwrap_or("dp=2".into()));
-    println!("{}", compiled(&read(&name), &mesh));
+    let c = compiled_all(&read(&name), &mesh);
+    println!("{}\n{}", c.sharded, c.program);
+    assert_eq!(ir::parse_program(&c.program.to_string()).unwrap(), c.program);
+    assert_eq!(ir::parse_sharded(&c.sharded.to_string()).unwrap(), c.sharded);
 }

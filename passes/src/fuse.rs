@@ -1,0 +1,176 @@
+//! After it chains of maps are one map: what one wrote and the next read stays in registers, and what nothing else
+//! reads is not written at all.
+//!
+//! Instructions of a segment are taken in order. A map joins an earlier group if they run over the same space (or it
+//! runs over the group's rows only) and everything else that it reads was computed before that group; it then runs
+//! where the group runs. So order among groups is that of their first members, and no cycle can arise.
+//!
+//! ```text
+//! launch b0 -> b1 map [a=4 | b=8] { r0 = load 0 [a, b]  r1 = exp r0      store 0 [a, b] r1 }
+//! launch b1 -> b2 map [a=4 | b=8] { r0 = load 0 [a, b]  r1 = row_sum r0  store 0 [a] r1 }
+//!   ->
+//! launch b0 -> b2 map [a=4 | b=8] { r0 = load 0 [a, b]  r1 = exp r0  r2 = row_sum r1  store 0 [a] r2 }
+//! ```
+
+mod group;
+mod inline;
+
+use std::collections::{HashMap, HashSet};
+
+use ir::kernel::{Body, Kernel};
+use ir::program::{BufferId, Instruction, Program, Region, Stage};
+
+use group::Group;
+
+/// A group that has grown to so many steps takes no more: its registers would not stay in the first cache.
+const MOST_STEPS: usize = 96;
+
+pub(crate) fn run(program: &mut Program) {
+    for stage in &mut program.stages {
+        inline::run(stage);
+        let outside = used_outside(stage);
+        for (segment, outside) in stage.segments.iter_mut().zip(&outside) {
+            segment.instructions = fuse(std::mem::take(&mut segment.instructions), outside);
+        }
+        drop_unused_buffers(stage);
+    }
+}
+
+/// For each segment, the buffers that must be written though nothing in it reads them.
+fn used_outside(stage: &Stage) -> Vec<Vec<bool>> {
+    let reads = |i: usize| stage.segments[i].instructions.iter().flat_map(Instruction::reads);
+    (0..stage.segments.len())
+        .map(|i| {
+            let mut used: Vec<bool> = stage.buffers.iter().map(|b| b.region == Region::State).collect();
+            for other in (0..stage.segments.len()).filter(|k| *k != i) {
+                reads(other).for_each(|b| used[b.index()] = true);
+            }
+            used
+        })
+        .collect()
+}
+
+/// What is at a place of the new order.
+enum Place {
+    Group(Group),
+    Other(Instruction),
+}
+
+fn fuse(instructions: Vec<Instruction>, outside: &[bool]) -> Vec<Instruction> {
+    let mut places: Vec<Place> = Vec::new();
+    // Where each buffer is made; buffers that are not made in this segment are there from the start.
+    let mut made: HashMap<BufferId, usize> = HashMap::new();
+    let mut readers: HashMap<BufferId, Vec<usize>> = HashMap::new();
+    let mut started: HashMap<u32, BufferId> = HashMap::new();
+    for instruction in instructions {
+        if let Instruction::Start { token, to, .. } = &instruction {
+            started.insert(*token, *to);
+        }
+        let mut writes = instruction.writes();
+        if let Instruction::Wait { token } = &instruction {
+            writes.extend(started.get(token));
+        }
+        let reads = instruction.reads();
+        let at = match Group::of(&instruction) {
+            Some(single) => join(&mut places, &made, &readers, single),
+            None => {
+                places.push(Place::Other(instruction));
+                places.len() - 1
+            }
+        };
+        writes.into_iter().for_each(|b| {
+            made.insert(b, at);
+        });
+        reads.into_iter().for_each(|b| readers.entry(b).or_default().push(at));
+    }
+    // What some other place loads has to be stored; what only its own group uses stays in registers.
+    let needed: HashSet<BufferId> = places
+        .iter()
+        .flat_map(|place| match place {
+            Place::Other(instruction) => instruction.reads(),
+            Place::Group(group) => group.loads(),
+        })
+        .collect();
+    let keep = |b: BufferId| outside[b.index()] || needed.contains(&b);
+    places
+        .into_iter()
+        .filter_map(|place| match place {
+            Place::Other(instruction) => Some(instruction),
+            Place::Group(group) => group.finish(&keep),
+        })
+        .collect()
+}
+
+/// Puts a map into the latest group that takes it, or makes one of it. Returns its place.
+fn join(
+    places: &mut Vec<Place>,
+    made: &HashMap<BufferId, usize>,
+    readers: &HashMap<BufferId, Vec<usize>>,
+    single: Group,
+) -> usize {
+    let ready = single.loads().iter().filter_map(|b| made.get(b)).copied().max().unwrap_or(0);
+    // Groups that make an operand first, then those that read one: what both load is then loaded once.
+    let mut makers: Vec<usize> = single.loads().iter().filter_map(|b| made.get(b)).copied().collect();
+    let mut siblings: Vec<usize> =
+        single.loads().iter().filter_map(|b| readers.get(b)).flatten().copied().collect();
+    for list in [&mut makers, &mut siblings] {
+        list.sort_unstable_by(|a, b| b.cmp(a));
+        list.dedup();
+    }
+    let candidates: Vec<usize> = makers.into_iter().chain(siblings).filter(|at| *at >= ready).collect();
+    for join in [Group::with, Group::widened_with] {
+        for at in &candidates {
+            if let Place::Group(group) = &places[*at]
+                && group.steps() + single.steps() <= MOST_STEPS
+                && let Some(joined) = join(group, &single)
+            {
+                places[*at] = Place::Group(joined);
+                return *at;
+            }
+        }
+    }
+    places.push(Place::Group(single));
+    places.len() - 1
+}
+
+/// Renumbers buffers so that those that nothing names any more are gone.
+fn drop_unused_buffers(stage: &mut Stage) {
+    let mut used = vec![false; stage.buffers.len()];
+    for instruction in stage.segments.iter().flat_map(|s| &s.instructions) {
+        instruction.reads().iter().chain(&instruction.writes()).for_each(|b| used[b.index()] = true);
+    }
+    for (i, buffer) in stage.buffers.iter().enumerate() {
+        used[i] |= buffer.region == Region::State;
+    }
+    let mut now = vec![BufferId(0); used.len()];
+    let mut next = 0;
+    for i in (0..used.len()).filter(|i| used[*i]) {
+        now[i] = BufferId(next);
+        next += 1;
+    }
+    let mut i = 0;
+    stage.buffers.retain(|_| {
+        i += 1;
+        used[i - 1]
+    });
+    let rename = |b: &mut BufferId| *b = now[b.index()];
+    for instruction in stage.segments.iter_mut().flat_map(|s| &mut s.instructions) {
+        instruction.buffers_mut().into_iter().for_each(rename);
+    }
+}
+
+/// The map of a launch, if it is one.
+fn map_of(instruction: &Instruction) -> Option<(&Kernel, &ir::kernel::Map)> {
+    match instruction {
+        Instruction::Launch { kernel, .. } => match &kernel.body {
+            Body::Map(map) => Some((kernel, map)),
+            Body::Contract(_) | Body::Scatter(_) => None,
+        },
+        Instruction::Feed { .. }
+        | Instruction::Local { .. }
+        | Instruction::Start { .. }
+        | Instruction::Wait { .. }
+        | Instruction::Assign { .. }
+        | Instruction::Tap { .. } => None,
+    }
+}

@@ -1,0 +1,208 @@
+//! The kernel of a node: a matrix product is a contraction, a sum by index a scatter, everything else a map.
+
+use ir::kernel::{Access, Body, Contract, Kernel, Loop, Map, Register, Scatter, Step};
+use ir::signature::Dim;
+use ir::{Binary, DType, Factor, Node, Op, Reduce, ShardedGraph, Signature, Value};
+
+/// The kernel of node `i` and the values that it reads.
+pub(super) fn kernel(sharded: &ShardedGraph, i: usize) -> (Kernel, Vec<Value>) {
+    let node = &sharded.graph.nodes[i];
+    let split = &sharded.decisions.strategies[i].split;
+    let one = |f: Factor| Loop {
+        name: node.signature.factors[f].clone(),
+        size: node.sizes[f],
+        axes: split[f].clone(),
+    };
+    let dtype = |v: &Value| sharded.graph.ty(*v).dtype;
+    let writes = vec![dtype(&node.results[0])];
+    if let Some(scale) = contraction(node) {
+        let loops = (0..node.sizes.len()).map(one).collect();
+        let (a, b) = (node.signature.args[0].clone(), node.signature.args[1].clone());
+        let out = node.signature.results[0].clone();
+        let reads = node.args.iter().map(dtype).collect();
+        let body = Body::Contract(Contract { loops, a, b, out, scale });
+        return (Kernel { reads, writes, body }, node.args.clone());
+    }
+    if let Some(looked) = summed_by_index(node) {
+        let loops = (0..node.sizes.len()).map(one).collect();
+        let (source, index) = (node.signature.args[0].clone(), node.signature.args[1].clone());
+        let out = node.signature.results[0].clone();
+        let reads = node.args.iter().map(dtype).collect();
+        let body = Body::Scatter(Scatter { loops, source, index, out, looked });
+        return (Kernel { reads, writes, body }, node.args.clone());
+    }
+    let mut writer = Writer::new(node, writes[0], &one);
+    writer.steps();
+    let reads = writer.reads.iter().map(dtype).collect();
+    (Kernel { reads, writes, body: Body::Map(writer.map) }, writer.reads)
+}
+
+/// The scale of an einsum that is a matrix product: a factor of each operand alone and one of both that is summed.
+fn contraction(node: &Node) -> Option<f64> {
+    let Op::Einsum { scale } = node.op else { return None };
+    let s = &node.signature;
+    let [a, b] = &s.args[..] else { return None };
+    let out = |f: Factor| s.in_results(f);
+    let has = |dims: &[Dim], f: Factor| Signature::has(dims, f);
+    let any = |test: &dyn Fn(Factor) -> bool| (0..node.sizes.len()).any(test);
+    let rows = any(&|f| has(a, f) && !has(b, f) && out(f));
+    let columns = any(&|f| has(b, f) && !has(a, f) && out(f));
+    let inner = any(&|f| has(a, f) && has(b, f) && !out(f));
+    let alone = any(&|f| has(a, f) != has(b, f) && !out(f));
+    (rows && columns && inner && !alone).then_some(scale)
+}
+
+/// The looked-up factor of a scatter that sums over some factor of its index or source.
+fn summed_by_index(node: &Node) -> Option<Factor> {
+    if node.op != Op::Scatter {
+        return None;
+    }
+    let s = &node.signature;
+    let sums = (0..node.sizes.len()).any(|f| !s.in_results(f));
+    if sums { node.op.looked_up(s) } else { None }
+}
+
+/// Writes the map of a node.
+struct Writer<'a> {
+    node: &'a Node,
+    map: Map,
+    reads: Vec<Value>,
+    /// For each factor its loop.
+    of_factor: Vec<usize>,
+    /// The loops that the result lacks are the row, and not all loops.
+    by_row: bool,
+    /// The element type of the result.
+    dtype: DType,
+}
+
+impl<'a> Writer<'a> {
+    fn new(node: &'a Node, dtype: DType, one: &dyn Fn(Factor) -> Loop) -> Writer<'a> {
+        let s = &node.signature;
+        let looked = if node.op == Op::Gather { node.op.looked_up(s) } else { None };
+        let mut order = order(node);
+        order.retain(|f| Some(*f) != looked);
+        let reduced = order.iter().filter(|f| !s.in_results(**f)).count();
+        let kept = order.len() - reduced;
+        let suffix = order[kept..].iter().all(|f| !s.in_results(*f));
+        let by_row = reduced > 0 && kept > 0 && suffix;
+        let row = if by_row { reduced } else { usize::from(!order.is_empty()) };
+        let mut of_factor = vec![usize::MAX; node.sizes.len()];
+        order.iter().chain(&looked).enumerate().for_each(|(l, f)| of_factor[*f] = l);
+        let loops = order.iter().map(|f| one(*f)).collect();
+        let looked = looked.into_iter().map(one).collect();
+        Writer {
+            node,
+            map: Map { loops, row, looked, steps: Vec::new() },
+            reads: Vec::new(),
+            of_factor,
+            by_row,
+            dtype,
+        }
+    }
+
+    fn access(&self, dims: &[Dim]) -> Access {
+        dims.iter().map(|d| d.iter().map(|f| self.of_factor[*f]).collect()).collect()
+    }
+
+    fn push(&mut self, step: Step) -> Register {
+        self.map.steps.push(step);
+        self.map.steps.len() - 1
+    }
+
+    fn read(&mut self, i: usize) -> usize {
+        let value = self.node.args[i];
+        self.reads.iter().position(|v| *v == value).unwrap_or_else(|| {
+            self.reads.push(value);
+            self.reads.len() - 1
+        })
+    }
+
+    fn load(&mut self, i: usize) -> Register {
+        let access = self.access(&self.node.signature.args[i]);
+        let step = Step::Load { read: self.read(i), access };
+        match self.map.steps.iter().position(|s| *s == step) {
+            Some(r) => r,
+            None => self.push(step),
+        }
+    }
+
+    fn steps(&mut self) {
+        let node = self.node;
+        let result = match &node.op {
+            Op::Const(c) => self.push(Step::Const(*c)),
+            Op::Iota => self.push(Step::Iota(0)),
+            Op::Gather => {
+                let at = self.load(1);
+                let access = self.access(&node.signature.args[0]);
+                let (read, looked) = (self.read(0), self.map.loops.len());
+                self.push(Step::LoadAt { read, access, looked, at })
+            }
+            Op::Scatter => {
+                let looked = node.op.looked_up(&node.signature).map_or(0, |f| self.of_factor[f]);
+                let place = self.push(Step::Iota(looked));
+                let index = self.load(1);
+                let here = self.push(Step::Binary(Binary::Eq, place, index));
+                let source = self.load(0);
+                let zero = self.push(Step::Const(0.0));
+                self.push(Step::Select(here, source, zero))
+            }
+            op => {
+                let args: Vec<Register> = (0..node.args.len()).map(|i| self.load(i)).collect();
+                match op {
+                    Op::Einsum { scale } if *scale == 1.0 && args.len() == 1 => args[0],
+                    Op::Einsum { scale } => self.push(Step::Mul(*scale, args)),
+                    Op::Add => self.push(Step::Add(args)),
+                    Op::Unary(u) => self.push(Step::Unary(*u, args[0])),
+                    Op::Binary(b) => self.push(Step::Binary(*b, args[0], args[1])),
+                    Op::Select => self.push(Step::Select(args[0], args[1], args[2])),
+                    Op::Cast => self.push(Step::Cast(self.dtype, args[0])),
+                    Op::ReduceMax
+                    | Op::Accumulate
+                    | Op::Const(_)
+                    | Op::Iota
+                    | Op::Gather
+                    | Op::Scatter
+                    | Op::Input(_)
+                    | Op::State(_)
+                    | Op::Reshard
+                    | Op::Assign(_)
+                    | Op::Tap(_) => args[0],
+                }
+            }
+        };
+        self.store(result);
+    }
+
+    fn store(&mut self, result: Register) {
+        let reduce = if self.node.op == Op::ReduceMax { Reduce::Max } else { Reduce::Sum };
+        let access = self.access(&self.node.signature.results[0]);
+        let kept = self.map.loops.len() - self.map.row;
+        let reduces = (0..self.map.loops.len()).any(|l| !access.iter().flatten().any(|x| *x == l));
+        let step = if self.by_row {
+            debug_assert!(access.iter().flatten().all(|l| *l < kept));
+            let of = self.push(Step::Row(reduce, result));
+            Step::Store { write: 0, access, of }
+        } else if reduces {
+            Step::Accumulate { write: 0, access, of: result, reduce }
+        } else {
+            Step::Store { write: 0, access, of: result }
+        };
+        self.push(step);
+    }
+}
+
+/// The order of the loops: that of the result, or of an operand that has all factors, so that memory is walked in order.
+fn order(node: &Node) -> Vec<Factor> {
+    let s = &node.signature;
+    let flat = |dims: &[Dim]| -> Vec<Factor> { dims.iter().flatten().copied().collect() };
+    let n = node.sizes.len();
+    let result = flat(&s.results[0]);
+    if result.len() == n {
+        return result;
+    }
+    if let Some(all) = s.args.iter().map(|a| flat(a)).find(|a| a.len() == n) {
+        return all;
+    }
+    let rest = (0..n).filter(|f| !result.contains(f));
+    result.iter().copied().chain(rest).collect()
+}
