@@ -17,6 +17,7 @@ pub mod signature;
 pub mod state;
 mod text;
 pub mod verify;
+pub mod verify_program;
 
 pub use dtype::DType;
 pub use graph::{Graph, Node, Part, Scope, Value, ValueType};

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use ir::program::Program;
+use ir::verify_program::verify_program;
 use ir::{Graph, Mesh, Name, ShardedGraph, Sharding, verify};
 
 use crate::{GRAPH, PROGRAM, SHARDED, lower};
@@ -39,9 +40,11 @@ pub fn compile(graph: Graph, mesh: &Mesh, places: BTreeMap<Name, Sharding>, trac
         trace(pass.name, &sharded);
     }
     let mut program = lower(&sharded);
+    expect("lower", verify_program(&program));
     trace("lower", &program);
     for pass in PROGRAM {
         (pass.run)(&mut program);
+        expect(pass.name, verify_program(&program));
         trace(pass.name, &program);
     }
     Compiled { sharded, program }

@@ -1,0 +1,429 @@
+//! The rules that every program keeps. All that are broken are reported.
+//!
+//! - Operands have the element types, sizes and splits that their kernel's accesses say.
+//! - A step uses registers defined before it; rows are reduced from numbers of the point; stores reach every element.
+//! - A move leads from the sharding of what it reads to that of what it writes.
+//! - Each collective is waited for once, in its segment, and its buffers are not touched meanwhile.
+//! - What is read was written before, in the order of the calls, and once buffers are placed nobody wrote over it since.
+//! - Buffers lie inside their regions, aligned; a state is assigned what is like it; what leaves is not partial.
+
+use std::collections::{BTreeMap, HashMap};
+
+use crate::kernel::{Access, Body, Kernel, Loop, Map, Step};
+use crate::program::{ALIGN, BufferId, Instruction, Program, Region, Stage};
+use crate::{DType, Mesh};
+
+/// A rule that a program breaks, and where.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error("{at}: {kind}")]
+pub struct ProgramError {
+    /// Segment and place of the instruction, or the buffer.
+    pub at: String,
+    /// The rule.
+    pub kind: ProgramFault,
+}
+
+/// The rules, in the words of the message.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum ProgramFault {
+    /// Operands that a kernel has and a launch lacks, or the other way round.
+    #[error("the kernel has {kernel} operands, the launch gives {launch}")]
+    Operands {
+        /// Of the kernel.
+        kernel: usize,
+        /// Of the launch.
+        launch: usize,
+    },
+    /// Another element type.
+    #[error("{0} is {1}, but its kernel takes it as {2}")]
+    Type(BufferId, DType, DType),
+    /// A dimension that is not what its loops run over.
+    #[error("dimension {dim} of {buffer} is {found}, but its loops run over {needed}")]
+    Extent {
+        /// The buffer.
+        buffer: BufferId,
+        /// Its dimension.
+        dim: usize,
+        /// Size and axes of the buffer.
+        found: String,
+        /// Size and axes of the loops.
+        needed: String,
+    },
+    /// Another number of dimensions.
+    #[error("{0} has {1} dimensions, but its access has {2}")]
+    Dims(BufferId, usize, usize),
+    /// A register, operand or loop that is not there.
+    #[error("step {0} names {1}, which is not defined before it")]
+    Undefined(usize, String),
+    /// A row reduced from what is the same all over it.
+    #[error("step {0} reduces a register that is the same for the whole row")]
+    RowOfRow(usize),
+    /// A store that does not reach everything.
+    #[error("step {0} stores without the loop {1}, so that several points write one element")]
+    StoreLacks(usize, String),
+    /// A move between other shardings.
+    #[error("{step} leads from {from} to {to}, but {buffer} is {found}")]
+    Move {
+        /// The move.
+        step: String,
+        /// Where from.
+        from: String,
+        /// Where to.
+        to: String,
+        /// What it writes.
+        buffer: BufferId,
+        /// How that lies.
+        found: String,
+    },
+    /// Unlike buffers where like ones are needed.
+    #[error("{0} and {1} differ in shape or element type")]
+    Unlike(BufferId, BufferId),
+    /// Two collectives with one token, or one in flight when its segment ends.
+    #[error("collective t{0} is started, but not waited for once")]
+    NotWaited(u32),
+    /// A wait for nothing.
+    #[error("waits for t{0}, which is not in flight")]
+    NotStarted(u32),
+    /// A buffer of a collective in flight.
+    #[error("uses {0}, which collective t{1} still holds")]
+    InFlight(BufferId, u32),
+    /// Read before it is written.
+    #[error("reads {0}, which nothing has written")]
+    NotWritten(BufferId),
+    /// Memory that another buffer took.
+    #[error("reads {0}, whose memory {1} has taken since")]
+    Overwritten(BufferId, BufferId),
+    /// A buffer outside of its region.
+    #[error("{0} of {1} bytes at {2} does not lie in its region of {3} bytes, or is not aligned")]
+    Outside(BufferId, usize, usize, usize),
+    /// A partial value that leaves.
+    #[error("{0} is {1}: what is assigned or handed out must not be partial")]
+    Partial(BufferId, String),
+    /// No such input or state.
+    #[error("there is no {0} `{1}`")]
+    Missing(&'static str, String),
+    /// A call that cannot be.
+    #[error("calls segment {0} in slot {1}, of {2} segments and {3} slots")]
+    Call(usize, usize, usize, usize),
+}
+
+/// All rules that a program breaks.
+///
+/// # Errors
+/// The broken rules.
+pub fn verify_program(program: &Program) -> Result<(), Vec<ProgramError>> {
+    let mut errors = Vec::new();
+    for (s, stage) in program.stages.iter().enumerate() {
+        let mut check = Check { program, stage, mesh: &program.mesh, errors: &mut errors };
+        for (i, segment) in stage.segments.iter().enumerate() {
+            let mut in_flight: BTreeMap<u32, [BufferId; 2]> = BTreeMap::new();
+            for (k, instruction) in segment.instructions.iter().enumerate() {
+                let at = format!("stage {s}, segment {}, instruction {k}", segment.kind.letter());
+                check.instruction(&at, instruction);
+                check.flight(&at, instruction, &mut in_flight);
+            }
+            for token in in_flight.keys() {
+                let at = format!("stage {s}, segment {}", stage.segments[i].kind.letter());
+                check.report(&at, ProgramFault::NotWaited(*token));
+            }
+        }
+        check.places(s);
+        check.memory(s);
+    }
+    if errors.is_empty() { Ok(()) } else { Err(errors) }
+}
+
+struct Check<'a> {
+    program: &'a Program,
+    stage: &'a Stage,
+    mesh: &'a Mesh,
+    errors: &'a mut Vec<ProgramError>,
+}
+
+impl Check<'_> {
+    fn report(&mut self, at: &str, kind: ProgramFault) {
+        self.errors.push(ProgramError { at: at.to_string(), kind });
+    }
+
+    fn instruction(&mut self, at: &str, instruction: &Instruction) {
+        match instruction {
+            Instruction::Launch { kernel, reads, writes } => self.launch(at, kernel, reads, writes),
+            Instruction::Start { step, from, to, .. } | Instruction::Local { step, from, to } => {
+                let (a, b) = (&self.stage.buffers[from.index()], &self.stage.buffers[to.index()]);
+                if a.dtype != b.dtype || a.shape != b.shape {
+                    self.report(at, ProgramFault::Unlike(*from, *to));
+                } else if step.after(&a.sharding) != b.sharding {
+                    let (step, from) = (step.show(self.mesh), a.sharding.show(self.mesh));
+                    let needed = instruction_goal(instruction, a);
+                    let (to_text, found) = (needed.show(self.mesh), b.sharding.show(self.mesh));
+                    self.report(at, ProgramFault::Move { step, from, to: to_text, buffer: *to, found });
+                }
+            }
+            Instruction::Assign { from, to } => {
+                let (a, b) = (&self.stage.buffers[from.index()], &self.stage.buffers[to.index()]);
+                if a.dtype != b.dtype || a.shape != b.shape || a.sharding != b.sharding {
+                    self.report(at, ProgramFault::Unlike(*from, *to));
+                }
+                self.whole(at, *from);
+            }
+            Instruction::Tap { from, .. } => self.whole(at, *from),
+            Instruction::Feed { input, to } => {
+                let found = self.program.inputs.iter().find(|i| i.name == *input);
+                let buffer = &self.stage.buffers[to.index()];
+                match found {
+                    None => self.report(at, ProgramFault::Missing("input", input.to_string())),
+                    Some(i) if i.dims.iter().map(|(_, n)| *n).eq(buffer.shape.iter().copied()) => {}
+                    Some(_) => self.report(at, ProgramFault::Unlike(*to, *to)),
+                }
+            }
+            Instruction::Wait { .. } => {}
+        }
+    }
+
+    fn whole(&mut self, at: &str, id: BufferId) {
+        let sharding = &self.stage.buffers[id.index()].sharding;
+        if !sharding.partial.is_empty() {
+            let text = sharding.show(self.mesh);
+            self.report(at, ProgramFault::Partial(id, text));
+        }
+    }
+
+    fn launch(&mut self, at: &str, kernel: &Kernel, reads: &[BufferId], writes: &[BufferId]) {
+        for (types, ids) in [(&kernel.reads, reads), (&kernel.writes, writes)] {
+            if types.len() != ids.len() {
+                return self.report(at, ProgramFault::Operands { kernel: types.len(), launch: ids.len() });
+            }
+            for (dtype, id) in types.iter().zip(ids) {
+                let found = self.stage.buffers[id.index()].dtype;
+                if found != *dtype {
+                    self.report(at, ProgramFault::Type(*id, found, *dtype));
+                }
+            }
+        }
+        let loops = kernel.body.loops();
+        match &kernel.body {
+            Body::Map(map) => self.map(at, map, &loops, reads, writes),
+            Body::Contract(c) => {
+                self.operand(at, &c.a, &loops, reads.first());
+                self.operand(at, &c.b, &loops, reads.get(1));
+                self.operand(at, &c.out, &loops, writes.first());
+            }
+            Body::Scatter(s) => {
+                self.operand(at, &s.source, &loops, reads.first());
+                self.operand(at, &s.index, &loops, reads.get(1));
+                self.operand(at, &s.out, &loops, writes.first());
+            }
+        }
+    }
+
+    fn operand(&mut self, at: &str, access: &Access, loops: &[&Loop], id: Option<&BufferId>) {
+        let Some(id) = id else { return self.report(at, ProgramFault::Operands { kernel: 1, launch: 0 }) };
+        let buffer = &self.stage.buffers[id.index()];
+        if access.len() != buffer.shape.len() {
+            return self.report(at, ProgramFault::Dims(*id, buffer.shape.len(), access.len()));
+        }
+        for (dim, over) in access.iter().enumerate() {
+            if let Some(l) = over.iter().find(|l| **l >= loops.len()) {
+                return self.report(at, ProgramFault::Undefined(0, format!("loop {l}")));
+            }
+            let size: usize = over.iter().map(|l| loops[*l].size).product();
+            let axes: Vec<_> = over.iter().flat_map(|l| &loops[*l].axes).copied().collect();
+            let (n, split) = (buffer.shape[dim], &buffer.sharding.dims[dim]);
+            if n != size || *split != axes {
+                let found = format!("{n} over {}", self.mesh.show(split));
+                let needed = format!("{size} over {}", self.mesh.show(&axes));
+                self.report(at, ProgramFault::Extent { buffer: *id, dim, found, needed });
+            }
+        }
+    }
+
+    fn map(&mut self, at: &str, map: &Map, loops: &[&Loop], reads: &[BufferId], writes: &[BufferId]) {
+        for (i, step) in map.steps.iter().enumerate() {
+            let undefined = |r: &usize| *r >= i || !map.steps[*r].defines();
+            if let Some(r) = step.uses().into_iter().find(undefined) {
+                return self.report(at, ProgramFault::Undefined(i, format!("r{r}")));
+            }
+        }
+        let point = map.of_point();
+        let (n, outer) = (map.loops.len(), map.loops.len() - map.row);
+        for (i, step) in map.steps.iter().enumerate() {
+            match step {
+                Step::Load { read, access } | Step::LoadAt { read, access, .. } => {
+                    self.operand(at, access, loops, reads.get(*read));
+                }
+                Step::Store { write, access, of } => {
+                    self.operand(at, access, loops, writes.get(*write));
+                    let has = |l: usize| access.iter().flatten().any(|x| *x == l);
+                    let lacks = (0..if point[*of] { n } else { outer }).find(|l| !has(*l));
+                    if let Some(l) = lacks {
+                        self.report(at, ProgramFault::StoreLacks(i, loops[l].name.to_string()));
+                    }
+                }
+                Step::Accumulate { write, access, .. } => self.operand(at, access, loops, writes.get(*write)),
+                Step::Row(_, r) if !point[*r] => self.report(at, ProgramFault::RowOfRow(i)),
+                Step::Iota(l) if *l >= n => self.report(at, ProgramFault::Undefined(i, format!("loop {l}"))),
+                Step::Row(..)
+                | Step::Iota(_)
+                | Step::Const(_)
+                | Step::Unary(..)
+                | Step::Binary(..)
+                | Step::Add(_)
+                | Step::Mul(..)
+                | Step::Select(..)
+                | Step::Cast(..) => {}
+            }
+        }
+    }
+
+    fn flight(&mut self, at: &str, instruction: &Instruction, in_flight: &mut BTreeMap<u32, [BufferId; 2]>) {
+        let used = instruction.reads().into_iter().chain(instruction.writes());
+        for id in used {
+            // What a collective reads may be read by others too.
+            let reads_only = !instruction.writes().contains(&id);
+            let held = in_flight.iter().find(|(_, [from, to])| *to == id || *from == id && !reads_only);
+            if let Some(token) = held.map(|(t, _)| *t) {
+                self.report(at, ProgramFault::InFlight(id, token));
+            }
+        }
+        if let Instruction::Start { token, from, to, .. } = instruction
+            && in_flight.insert(*token, [*from, *to]).is_some()
+        {
+            self.report(at, ProgramFault::NotWaited(*token));
+        }
+        if let Instruction::Wait { token } = instruction
+            && in_flight.remove(token).is_none()
+        {
+            self.report(at, ProgramFault::NotStarted(*token));
+        }
+    }
+
+    fn places(&mut self, s: usize) {
+        for (i, buffer) in self.stage.buffers.iter().enumerate() {
+            let Some(offset) = buffer.offset else { continue };
+            let region = Region::ALL.iter().position(|r| *r == buffer.region).unwrap_or(0);
+            let (bytes, size) = (buffer.bytes(self.mesh), self.stage.sizes[region]);
+            if offset + bytes > size || !offset.is_multiple_of(ALIGN) {
+                let fault = ProgramFault::Outside(BufferId(i as u32), bytes, offset, size);
+                self.report(&format!("stage {s}"), fault);
+            }
+        }
+    }
+
+    /// Follows the calls of a step: who owns which bytes of the arena when something is read.
+    fn memory(&mut self, s: usize) {
+        let stage = self.stage;
+        let placed = stage.buffers.iter().all(|b| b.offset.is_some());
+        let mut owners: BTreeMap<usize, (usize, BufferId, usize)> = BTreeMap::new();
+        let mut written: HashMap<(BufferId, usize), ()> = HashMap::new();
+        for (i, buffer) in stage.buffers.iter().enumerate().filter(|(_, b)| b.region == Region::State) {
+            written.insert((BufferId(i as u32), 0), ());
+            if placed {
+                take(
+                    &mut owners,
+                    stage.address(BufferId(i as u32), 0),
+                    buffer.bytes(self.mesh),
+                    BufferId(i as u32),
+                    0,
+                );
+            }
+        }
+        for (c, call) in stage.calls.iter().enumerate() {
+            let at = format!("stage {s}, call {c}");
+            let Some(segment) = stage.segments.get(call.segment).filter(|_| call.slot < stage.slots) else {
+                let fault = ProgramFault::Call(call.segment, call.slot, stage.segments.len(), stage.slots);
+                self.report(&at, fault);
+                continue;
+            };
+            let mut started: HashMap<u32, BufferId> = HashMap::new();
+            for (k, instruction) in segment.instructions.iter().enumerate() {
+                let at = format!("{at}, segment {}, instruction {k}", segment.kind.letter());
+                let slot = |id: BufferId| match stage.buffers[id.index()].region {
+                    Region::Slot => call.slot,
+                    Region::State | Region::Step | Region::Scratch => 0,
+                };
+                for id in instruction.reads() {
+                    if !written.contains_key(&(id, slot(id))) {
+                        self.report(&at, ProgramFault::NotWritten(id));
+                    } else if placed {
+                        let (start, bytes) =
+                            (stage.address(id, call.slot), stage.buffers[id.index()].bytes(self.mesh));
+                        if let Some(other) = intruder(&owners, start, bytes, id, slot(id)) {
+                            self.report(&at, ProgramFault::Overwritten(id, other));
+                        }
+                    }
+                }
+                if let Instruction::Start { token, to, .. } = instruction {
+                    started.insert(*token, *to);
+                }
+                let mut writes = instruction.writes();
+                if let Instruction::Wait { token } = instruction {
+                    writes.extend(started.get(token));
+                }
+                for id in writes {
+                    written.insert((id, slot(id)), ());
+                    if placed {
+                        let bytes = stage.buffers[id.index()].bytes(self.mesh);
+                        take(&mut owners, stage.address(id, call.slot), bytes, id, slot(id));
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn instruction_goal(instruction: &Instruction, from: &crate::program::Buffer) -> crate::Sharding {
+    match instruction {
+        Instruction::Start { step, .. } | Instruction::Local { step, .. } => step.after(&from.sharding),
+        Instruction::Feed { .. }
+        | Instruction::Launch { .. }
+        | Instruction::Wait { .. }
+        | Instruction::Assign { .. }
+        | Instruction::Tap { .. } => from.sharding.clone(),
+    }
+}
+
+/// Bytes of the arena by their start: the end, and the buffer and slot that wrote them last.
+type Owners = BTreeMap<usize, (usize, BufferId, usize)>;
+
+fn take(owners: &mut Owners, start: usize, bytes: usize, id: BufferId, slot: usize) {
+    let end = start + bytes;
+    if bytes == 0 {
+        return;
+    }
+    let hit: Vec<usize> =
+        owners.range(..end).rev().take_while(|(_, o)| o.0 > start).map(|(k, _)| *k).collect();
+    for k in hit {
+        if let Some((to, owner, in_slot)) = owners.remove(&k) {
+            if k < start {
+                owners.insert(k, (start, owner, in_slot));
+            }
+            if to > end {
+                owners.insert(end, (to, owner, in_slot));
+            }
+        }
+    }
+    owners.insert(start, (end, id, slot));
+}
+
+/// Another buffer that wrote some of these bytes last.
+fn intruder(owners: &Owners, start: usize, bytes: usize, id: BufferId, slot: usize) -> Option<BufferId> {
+    let over = owners.range(..start + bytes).rev().take_while(|(_, o)| o.0 > start);
+    over.filter(|(_, o)| bytes > 0 && (o.1, o.2) != (id, slot)).map(|(_, o)| o.1).next()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ownership_is_by_bytes() {
+        let mut owners = Owners::new();
+        take(&mut owners, 0, 100, BufferId(0), 0);
+        take(&mut owners, 40, 20, BufferId(1), 0);
+        assert_eq!(intruder(&owners, 0, 100, BufferId(0), 0), Some(BufferId(1)));
+        assert_eq!(intruder(&owners, 0, 40, BufferId(0), 0), None);
+        assert_eq!(intruder(&owners, 60, 40, BufferId(0), 0), None);
+        take(&mut owners, 0, 100, BufferId(0), 0);
+        assert_eq!(intruder(&owners, 0, 100, BufferId(0), 0), None);
+    }
+}
