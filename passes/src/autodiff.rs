@@ -63,9 +63,9 @@ fn parameters(graph: &Graph) -> Vec<(ir::Name, Value)> {
     let trainable = |name: &ir::Name| {
         graph.state(name).is_some_and(|s| matches!(s.role, Role::Parameter { trainable: true, .. }))
     };
-    let parameter = |n: &Node| match &n.op {
-        Op::State(name) if trainable(name) => Some((name.clone(), n.results[0])),
-        _ => None,
+    let parameter = |n: &Node| {
+        let Op::State(name) = &n.op else { return None };
+        trainable(name).then(|| (name.clone(), n.results[0]))
     };
     graph.nodes.iter().filter_map(parameter).collect()
 }
@@ -123,11 +123,10 @@ impl Back {
         mark: Mark,
         of: Option<&Node>,
     ) -> Value {
-        let dtype = match &op {
-            Op::Binary(b) if b.is_comparison() => DType::Bool,
-            Op::Select => self.graph.ty(args[1]).dtype,
-            _ => args.first().map_or(DType::F32, |v| self.graph.ty(*v).dtype),
-        };
+        let operand = usize::from(op == Op::Select);
+        let truth = matches!(&op, Op::Binary(b) if b.is_comparison());
+        let dtype = args.get(operand).map_or(DType::F32, |v| self.graph.ty(*v).dtype);
+        let dtype = if truth { DType::Bool } else { dtype };
         let known = of.map_or(Vec::new(), |n| {
             n.signature.factors.iter().cloned().zip(n.sizes.iter().copied()).collect()
         });

@@ -55,9 +55,9 @@ pub(crate) fn run(sharded: &mut ShardedGraph) {
 
 /// For each value that a state is assigned, how the state lies.
 fn wishes(graph: &Graph, places: &BTreeMap<ir::Name, Sharding>) -> HashMap<Value, Sharding> {
-    let assigned = |n: &Node| match &n.op {
-        Op::Assign(name) => Some((n.args[0], places.get(name)?.clone())),
-        _ => None,
+    let assigned = |n: &Node| {
+        let Op::Assign(name) = &n.op else { return None };
+        Some((n.args[0], places.get(name)?.clone()))
     };
     graph.nodes.iter().filter_map(assigned).collect()
 }
@@ -100,31 +100,25 @@ struct Choosing {
     users: Vec<usize>,
 }
 
+/// What operands of a sum have in common that are summed first.
+type Alike = (Vec<Dim>, Sharding);
+
 impl Choosing {
     fn visit(&mut self, old: &Graph, node: &Node) {
-        match &node.op {
-            Op::Input(name) | Op::State(name) | Op::Assign(name) => {
-                let at = self.new.copy(old, node);
-                self.placed(at, &name.clone());
-            }
-            _ => {
-                let at = match node.op {
-                    Op::Add if node.args.len() > 2 => self.regrouped(old, node),
-                    _ => self.new.copy(old, node),
-                };
-                let wish = node
-                    .results
-                    .first()
-                    .and_then(|v| self.asked.get(v).or_else(|| self.wishes.get(v)))
-                    .cloned();
-                let shared = node.op == Op::Add || node.results.iter().any(|v| self.users[v.index()] > 1);
-                self.decide(at, wish.as_ref(), shared);
-                if let Some(v) = node.results.first()
-                    && let Some(asked) = self.asked.get(v).cloned()
-                {
-                    self.keep_asked(*v, asked);
-                }
-            }
+        if let Op::Input(name) | Op::State(name) | Op::Assign(name) = &node.op {
+            let at = self.new.copy(old, node);
+            return self.placed(at, name);
+        }
+        let many = node.op == Op::Add && node.args.len() > 2;
+        let at = if many { self.regrouped(old, node) } else { self.new.copy(old, node) };
+        let result = node.results.first();
+        let wish = result.and_then(|v| self.asked.get(v).or_else(|| self.wishes.get(v))).cloned();
+        let shared = node.op == Op::Add || result.is_some_and(|v| self.users[v.index()] > 1);
+        self.decide(at, wish.as_ref(), shared);
+        if let Some(v) = result
+            && let Some(asked) = self.asked.get(v).cloned()
+        {
+            self.keep_asked(*v, asked);
         }
     }
 
@@ -157,7 +151,7 @@ impl Choosing {
     /// Sums operands that lie alike first. Returns the node that sums what remains.
     fn regrouped(&mut self, old: &Graph, node: &Node) -> usize {
         let args: Vec<Value> = node.args.iter().map(|v| self.new.at(*v)).collect();
-        let mut groups: Vec<((Vec<Dim>, Sharding), Vec<usize>)> = Vec::new();
+        let mut groups: Vec<(Alike, Vec<usize>)> = Vec::new();
         for (i, v) in args.iter().enumerate() {
             let key = (node.signature.args[i].clone(), self.shardings[v.index()].clone());
             match groups.iter_mut().find(|(k, _)| *k == key) {

@@ -143,10 +143,8 @@ fn drop_unused_buffers(stage: &mut Stage) {
         used[i] |= buffer.region == Region::State;
     }
     let mut now = vec![BufferId(0); used.len()];
-    let mut next = 0;
-    for i in (0..used.len()).filter(|i| used[*i]) {
-        now[i] = BufferId(next);
-        next += 1;
+    for (next, i) in (0..used.len()).filter(|i| used[*i]).enumerate() {
+        now[i] = BufferId(next as u32);
     }
     let mut i = 0;
     stage.buffers.retain(|_| {

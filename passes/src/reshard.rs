@@ -26,10 +26,8 @@ pub(crate) fn run(sharded: &mut ShardedGraph) {
     let mut kept: Vec<Strategy> = Vec::new();
     let mut made: HashMap<(Value, Sharding), Value> = HashMap::new();
     for (node, strategy) in old.nodes.iter().zip(strategies) {
-        let needs = match &node.op {
-            Op::Reshard => None,
-            _ => layout(&old, node, &strategy, &sharded.mesh).map(|l| l.args),
-        };
+        let needs = if node.op == Op::Reshard { None } else { layout(&old, node, &strategy, &sharded.mesh) };
+        let needs = needs.map(|l| l.args);
         let mut args: Vec<Value> = node.args.iter().map(|v| new.at(*v)).collect();
         for (v, needed) in args.iter_mut().zip(needs.unwrap_or_default()) {
             if shardings[v.index()] == needed {

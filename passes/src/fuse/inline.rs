@@ -53,10 +53,8 @@ fn replace(map: &mut Map, i: usize, source: &Map) {
         if let Step::Load { read, access } = step
             && *read == i
         {
-            *step = match &source.steps[0] {
-                Step::Iota(_) => Step::Iota(access[0][0]),
-                other => other.clone(),
-            };
+            let index = matches!(source.steps[0], Step::Iota(_));
+            *step = if index { Step::Iota(access[0][0]) } else { source.steps[0].clone() };
         }
         if let Step::Load { read, .. } | Step::LoadAt { read, .. } = step
             && *read > i

@@ -126,6 +126,10 @@ impl<'a> Writer<'a> {
         }
     }
 
+    fn loads(&mut self) -> Vec<Register> {
+        (0..self.node.args.len()).map(|i| self.load(i)).collect()
+    }
+
     fn steps(&mut self) {
         let node = self.node;
         let result = match &node.op {
@@ -146,29 +150,37 @@ impl<'a> Writer<'a> {
                 let zero = self.push(Step::Const(0.0));
                 self.push(Step::Select(here, source, zero))
             }
-            op => {
-                let args: Vec<Register> = (0..node.args.len()).map(|i| self.load(i)).collect();
-                match op {
-                    Op::Einsum { scale } if *scale == 1.0 && args.len() == 1 => args[0],
-                    Op::Einsum { scale } => self.push(Step::Mul(*scale, args)),
-                    Op::Add => self.push(Step::Add(args)),
-                    Op::Unary(u) => self.push(Step::Unary(*u, args[0])),
-                    Op::Binary(b) => self.push(Step::Binary(*b, args[0], args[1])),
-                    Op::Select => self.push(Step::Select(args[0], args[1], args[2])),
-                    Op::Cast => self.push(Step::Cast(self.dtype, args[0])),
-                    Op::ReduceMax
-                    | Op::Accumulate
-                    | Op::Const(_)
-                    | Op::Iota
-                    | Op::Gather
-                    | Op::Scatter
-                    | Op::Input(_)
-                    | Op::State(_)
-                    | Op::Reshard
-                    | Op::Assign(_)
-                    | Op::Tap(_) => args[0],
-                }
+            Op::Einsum { scale } => {
+                let args = self.loads();
+                if *scale == 1.0 && args.len() == 1 { args[0] } else { self.push(Step::Mul(*scale, args)) }
             }
+            Op::Add => {
+                let args = self.loads();
+                self.push(Step::Add(args))
+            }
+            Op::Unary(u) => {
+                let x = self.load(0);
+                self.push(Step::Unary(*u, x))
+            }
+            Op::Binary(b) => {
+                let (x, y) = (self.load(0), self.load(1));
+                self.push(Step::Binary(*b, x, y))
+            }
+            Op::Select => {
+                let (c, x, y) = (self.load(0), self.load(1), self.load(2));
+                self.push(Step::Select(c, x, y))
+            }
+            Op::Cast => {
+                let x = self.load(0);
+                self.push(Step::Cast(self.dtype, x))
+            }
+            Op::ReduceMax
+            | Op::Accumulate
+            | Op::Input(_)
+            | Op::State(_)
+            | Op::Reshard
+            | Op::Assign(_)
+            | Op::Tap(_) => self.load(0),
         };
         self.store(result);
     }

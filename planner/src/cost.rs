@@ -1,0 +1,82 @@
+//! What an instruction costs a rank, from the very instruction that runs: operations, bytes, seconds.
+
+use ir::kernel::{Body, Kernel};
+use ir::program::{Buffer, BufferId, Stage};
+use ir::{Mesh, Move, bound, local_shape};
+
+use crate::cluster::Cluster;
+
+/// The work of a kernel on the rank with the largest pieces.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Work {
+    /// Floating-point operations.
+    pub flops: f64,
+    /// Bytes read and written.
+    pub bytes: f64,
+}
+
+/// What a launch does.
+pub fn launch(kernel: &Kernel, reads: &[BufferId], writes: &[BufferId], stage: &Stage, mesh: &Mesh) -> Work {
+    let points: f64 = match &kernel.body {
+        Body::Map(map) => map.loops.iter().map(|l| bound(l.size, &l.axes, mesh) as f64).product(),
+        Body::Contract(c) => c.loops.iter().map(|l| bound(l.size, &l.axes, mesh) as f64).product(),
+        Body::Scatter(s) => {
+            let inner = s.loops.iter().enumerate().filter(|(i, _)| *i != s.looked);
+            inner.map(|(_, l)| bound(l.size, &l.axes, mesh) as f64).product()
+        }
+    };
+    let each = match &kernel.body {
+        Body::Map(map) => map.steps.iter().filter(|s| !s.uses().is_empty()).count() as f64,
+        Body::Contract(_) => 2.0,
+        Body::Scatter(_) => 1.0,
+    };
+    let bytes = reads.iter().chain(writes).map(|b| stage.buffers[b.index()].bytes(mesh) as f64).sum();
+    Work { flops: points * each, bytes }
+}
+
+/// Seconds of a launch: the longer of computing and moving bytes (Williams et al., "Roofline"), and the start.
+pub fn launch_seconds(work: Work, cluster: &Cluster) -> f64 {
+    cluster.launch + (work.flops / cluster.flops).max(work.bytes / cluster.memory_bandwidth)
+}
+
+/// What a collective sends.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Message {
+    /// Size of the group.
+    pub group: usize,
+    /// Bytes of the call's full tensor as sent, padded to equal pieces: all_reduce: the tensor; all_gather: the result;
+    /// reduce_scatter: the input; all_to_all: one rank's buffer.
+    pub bytes: usize,
+    /// Bytes that one rank sends in one call: 2 (n - 1) / n of them for all_reduce, else (n - 1) / n.
+    pub wire_bytes: f64,
+}
+
+/// What a collective from one buffer to another sends, on the rank with the largest pieces.
+pub fn message(step: &Move, from: &Buffer, to: &Buffer, mesh: &Mesh) -> Message {
+    let group = mesh.pieces(step.axes());
+    let share = (group - 1) as f64 / group as f64;
+    let local = |b: &Buffer| local_shape(&b.shape, &b.sharding, mesh);
+    let elements = |shape: &[usize]| shape.iter().product::<usize>();
+    let (before, after) = (local(from), local(to));
+    let full = match step {
+        Move::AllReduce { .. } | Move::Slice { .. } | Move::ToPartial { .. } => elements(&before),
+        // Every rank gives a piece as large as the largest.
+        Move::AllGather { .. } => group * elements(&before),
+        // Every rank gets a piece as large as the largest.
+        Move::ReduceScatter { .. } => group * elements(&after),
+        // Cut along one dimension and joined along another, each into pieces as large as the largest.
+        Move::AllToAll { to: dim, .. } => {
+            let mut cut = before.clone();
+            cut[*dim] = group * after[*dim];
+            elements(&cut)
+        }
+    };
+    let bytes = full * from.dtype.bytes();
+    let wire = if matches!(step, Move::AllReduce { .. }) { 2.0 * share } else { share };
+    Message { group, bytes, wire_bytes: wire * bytes as f64 }
+}
+
+/// Seconds of a collective: latency and wire bytes.
+pub fn message_seconds(message: Message, cluster: &Cluster) -> f64 {
+    if message.group == 1 { 0.0 } else { cluster.latency + message.wire_bytes / cluster.bandwidth }
+}

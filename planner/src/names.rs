@@ -1,0 +1,53 @@
+//! What a person calls a value: the parameter that it is, whose gradient it is, or what made it where.
+
+use ir::{Graph, Op, Part, Value};
+
+/// A name for a value of a sharded graph.
+pub fn name(graph: &Graph, makers: &[usize], value: Value) -> String {
+    let Some(node) = makers.get(value.index()).and_then(|i| graph.nodes.get(*i)) else {
+        return value.to_string();
+    };
+    if let Op::State(name) | Op::Input(name) = &node.op {
+        return name.to_string();
+    }
+    if matches!(node.op, Op::Reshard | Op::Accumulate) {
+        return name(graph, makers, node.args[0]);
+    }
+    if let Some(like) = node.like
+        && node.mark.part != Part::Forward
+    {
+        let of = name(graph, makers, like);
+        return if of.starts_with("gradient of ") { of } else { format!("gradient of {of}") };
+    }
+    let what = match &node.tag {
+        Some(tag) if &*tag.role == "inner" => tag.composite.to_string(),
+        Some(tag) => format!("{} {}", tag.composite, tag.role),
+        None => node.op.to_string(),
+    };
+    if node.mark.part == Part::Update && node.signature.results.first().is_some_and(Vec::is_empty) {
+        return scalar(graph, value).unwrap_or(what);
+    }
+    // A sum of a parameter's gradient and a scalar keeps that gradient's name.
+    if node.mark.part == Part::Update
+        && let Some(of) =
+            node.args.iter().map(|v| name(graph, makers, *v)).find(|n| n.starts_with("gradient of "))
+    {
+        return of;
+    }
+    format!("layer {} {what}", node.mark.layer)
+}
+
+/// The tap that a scalar of the update leads to.
+fn scalar(graph: &Graph, value: Value) -> Option<String> {
+    let mut reached = vec![false; graph.values.len()];
+    reached[value.index()] = true;
+    for node in graph.nodes.iter().filter(|n| n.args.iter().any(|v| reached[v.index()])).collect::<Vec<_>>() {
+        if let Op::Tap(name) = &node.op
+            && reached[node.args[0].index()]
+        {
+            return Some(name.to_string());
+        }
+        node.results.iter().for_each(|v| reached[v.index()] = true);
+    }
+    None
+}

@@ -1,0 +1,469 @@
+//! The plan: what a program communicates, needs and takes, derived from its instructions. Field names are those of
+//! `meshc plan --format json`.
+
+use std::collections::BTreeMap;
+
+use ir::kernel::{Body, Contract};
+use ir::program::{Instruction, Program, Region, Segment, Stage};
+use ir::schedule::Kind;
+use ir::state::Role;
+use ir::{Op, Part, ShardedGraph, Signature};
+use serde::Serialize;
+
+use crate::cluster::Cluster;
+use crate::{cost, names};
+
+/// A plan.
+#[derive(Clone, Debug, Serialize)]
+pub struct Plan {
+    /// The model.
+    pub model: Model,
+    /// The mesh's axes, outermost first.
+    pub mesh: Vec<MeshAxis>,
+    /// How many ranks.
+    pub ranks: usize,
+    /// What is communicated.
+    pub comm: Vec<Comm>,
+    /// Sums over it.
+    pub comm_total: CommTotal,
+    /// Bytes a rank.
+    pub memory: Memory,
+    /// Who does what when.
+    pub schedule: SchedulePlan,
+    /// Seconds.
+    pub time: Time,
+    /// How each matrix product is split.
+    pub choices: Vec<Choice>,
+}
+
+/// What the model is and a step of it costs.
+#[derive(Clone, Debug, Serialize)]
+pub struct Model {
+    /// Elements of all parameters.
+    pub parameters: usize,
+    /// Those that a token meets: all, in a dense model.
+    pub active_parameters: usize,
+    /// Model FLOPs of a step, no recompute, attention counted whole.
+    pub flops_full: f64,
+    /// The same with the causal half of attention.
+    pub flops_causal: f64,
+    /// Tokens, or rows of a model without a sequence, of a step.
+    pub tokens_per_step: usize,
+}
+
+/// An axis of the mesh.
+#[derive(Clone, Debug, Serialize)]
+pub struct MeshAxis {
+    /// Its name.
+    pub axis: String,
+    /// Its size.
+    pub size: usize,
+}
+
+/// Calls of one kind.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Comm {
+    /// all_reduce, all_gather, reduce_scatter, all_to_all.
+    pub op: &'static str,
+    /// Over these axes.
+    pub axes: Vec<String>,
+    /// Ranks that talk.
+    pub group_size: usize,
+    /// Of this stage.
+    pub stage: usize,
+    /// forward, backward, update or once.
+    pub phase: &'static str,
+    /// What is sent.
+    pub tensor: String,
+    /// Calls a rank in a step.
+    pub count: usize,
+    /// Bytes of a call's full tensor.
+    pub bytes: usize,
+    /// Bytes that a rank sends in a call.
+    pub wire_bytes: f64,
+    /// Seconds of a call.
+    pub seconds: f64,
+    /// Seconds of a call that no computation hides.
+    pub exposed_seconds: f64,
+}
+
+/// Sums of communication.
+#[derive(Clone, Debug, Serialize)]
+pub struct CommTotal {
+    /// Of a step, the largest over ranks.
+    pub wire_bytes_per_rank: f64,
+    /// By kind of collective.
+    pub by_op: BTreeMap<&'static str, OpTotal>,
+}
+
+/// Sums of one kind of collective.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct OpTotal {
+    /// Calls a rank in a step.
+    pub count: usize,
+    /// Bytes that a rank sends in a step.
+    pub wire_bytes: f64,
+}
+
+/// Bytes a rank.
+#[derive(Clone, Debug, Serialize)]
+pub struct Memory {
+    /// The largest arena.
+    pub peak_bytes: usize,
+    /// Whether it fits.
+    pub fits: bool,
+    /// What there is; null if not known.
+    pub available_bytes: Option<f64>,
+    /// By stage.
+    pub stages: Vec<StageMemory>,
+}
+
+/// Bytes of a rank of a stage.
+#[derive(Clone, Debug, Serialize)]
+pub struct StageMemory {
+    /// Which.
+    pub stage: usize,
+    /// Parameters.
+    pub parameters: usize,
+    /// What is kept for a step: gradients.
+    pub gradients: usize,
+    /// Moments and the step.
+    pub optimizer: usize,
+    /// What is kept from forward to backward.
+    pub activations: usize,
+    /// Within a segment.
+    pub temporary: usize,
+    /// All of it.
+    pub peak: usize,
+}
+
+/// The schedule.
+#[derive(Clone, Debug, Serialize)]
+pub struct SchedulePlan {
+    /// Which.
+    pub kind: &'static str,
+    /// Physical stages.
+    pub stages: usize,
+    /// Virtual stages a rank.
+    pub r#virtual: usize,
+    /// Micro-batches a step.
+    pub microbatches: usize,
+    /// L M + P - 1.
+    pub forward_slots: usize,
+    /// L M over the slots.
+    pub forward_utilization: f64,
+    /// One direction.
+    pub boundary_transfers_per_microbatch: usize,
+    /// In units where F, I and W each take 1.
+    pub ideal: Ideal,
+    /// The actions of each stage.
+    pub table: Vec<Vec<String>>,
+}
+
+/// The schedule without communication, all actions alike.
+#[derive(Clone, Debug, Serialize)]
+pub struct Ideal {
+    /// Units.
+    pub makespan: usize,
+    /// Idle over the whole step.
+    pub bubble_fraction: f64,
+    /// Micro-batches alive at most, by rank of the pipeline.
+    pub in_flight: Vec<usize>,
+}
+
+/// Seconds of a step.
+#[derive(Clone, Debug, Serialize)]
+pub struct Time {
+    /// All.
+    pub step_seconds: f64,
+    /// Kernels.
+    pub compute_seconds: f64,
+    /// Collectives that nothing hides.
+    pub exposed_comm_seconds: f64,
+    /// Waiting for other stages.
+    pub bubble_seconds: f64,
+    /// Tokens a second.
+    pub tokens_per_second: f64,
+    /// Model FLOPs (attention whole) over what the devices could do.
+    pub mfu: f64,
+}
+
+/// How a matrix product is split.
+#[derive(Clone, Debug, Serialize)]
+pub struct Choice {
+    /// The op.
+    pub op: String,
+    /// What it makes.
+    pub tensor: String,
+    /// Factor by factor.
+    pub chosen: String,
+    /// What else could be; empty until the search prices them.
+    pub alternatives: Vec<Alternative>,
+}
+
+/// Another way to split.
+#[derive(Clone, Debug, Serialize)]
+pub struct Alternative {
+    /// Factor by factor.
+    pub strategy: String,
+    /// Bytes that a rank sends.
+    pub wire_bytes: f64,
+    /// Seconds.
+    pub seconds: f64,
+}
+
+/// The plan of a compiled program.
+pub fn plan(sharded: &ShardedGraph, program: &Program, cluster: &Cluster) -> Plan {
+    let model = model(sharded);
+    let comm = comm(sharded, program, cluster);
+    let ranks = program.mesh.ranks();
+    let compute = compute_seconds(program, cluster);
+    let exposed: f64 = comm.iter().map(|c| c.count as f64 * c.exposed_seconds).sum();
+    let step = compute + exposed;
+    let time = Time {
+        step_seconds: step,
+        compute_seconds: compute,
+        exposed_comm_seconds: exposed,
+        bubble_seconds: 0.0,
+        tokens_per_second: model.tokens_per_step as f64 / step,
+        mfu: model.flops_full / (step * ranks as f64 * cluster.flops),
+    };
+    let mut by_op: BTreeMap<&'static str, OpTotal> = BTreeMap::new();
+    for row in &comm {
+        let total = by_op.entry(row.op).or_default();
+        total.count += row.count;
+        total.wire_bytes += row.count as f64 * row.wire_bytes;
+    }
+    let wire_bytes_per_rank = by_op.values().map(|t| t.wire_bytes).sum();
+    let mesh = program
+        .mesh
+        .axes
+        .iter()
+        .map(|(axis, size)| MeshAxis { axis: axis.to_string(), size: *size })
+        .collect();
+    Plan {
+        model,
+        mesh,
+        ranks,
+        comm,
+        comm_total: CommTotal { wire_bytes_per_rank, by_op },
+        memory: memory(program, cluster),
+        schedule: schedule(sharded, program),
+        time,
+        choices: choices(sharded),
+    }
+}
+
+fn model(sharded: &ShardedGraph) -> Model {
+    let graph = &sharded.graph;
+    let parameters: usize =
+        graph.states.iter().filter(|s| matches!(s.role, Role::Parameter { .. })).map(|s| s.elements()).sum();
+    let (mut dense, mut attention) = (0.0, 0.0);
+    for node in graph.nodes.iter().filter(|n| n.mark.part == Part::Forward && is_product(n)) {
+        let flops = 2.0 * node.sizes.iter().map(|n| *n as f64).product::<f64>();
+        match &node.tag {
+            Some(tag) if &*tag.composite == "attention" => attention += flops,
+            Some(_) | None => dense += flops,
+        }
+    }
+    // The backward pass has two products for each of the forward pass.
+    let trains = graph.nodes.iter().any(|n| n.mark.part == Part::Weight);
+    let passes = if trains { 3.0 } else { 1.0 };
+    let tokens =
+        graph.inputs.iter().map(|i| i.dims.iter().take(2).map(|(_, n)| n).product()).max().unwrap_or(0);
+    let rows = |i: &ir::state::Input| !i.dtype.is_float();
+    let tokens = match graph.inputs.iter().find(|i| rows(i)) {
+        Some(_) => tokens,
+        None => graph.inputs.iter().filter_map(|i| i.dims.first().map(|(_, n)| *n)).max().unwrap_or(0),
+    };
+    Model {
+        parameters,
+        active_parameters: parameters,
+        flops_full: passes * (dense + attention),
+        flops_causal: passes * (dense + attention / 2.0),
+        tokens_per_step: tokens,
+    }
+}
+
+/// Whether a node is a matrix product: a factor of each operand alone, and one of both that is summed.
+fn is_product(node: &ir::Node) -> bool {
+    let Op::Einsum { .. } = node.op else { return false };
+    let s = &node.signature;
+    let [a, b] = &s.args[..] else { return false };
+    let has = |t: &Vec<ir::Dim>, f| Signature::has(t, f);
+    let any = |test: &dyn Fn(usize) -> bool| (0..node.sizes.len()).any(test);
+    any(&|f| has(a, f) && has(b, f) && !s.in_results(f))
+        && any(&|f| has(a, f) && !has(b, f) && s.in_results(f))
+        && any(&|f| has(b, f) && !has(a, f) && s.in_results(f))
+}
+
+/// The phase of a segment.
+pub fn phase(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Forward => "forward",
+        Kind::Backward | Kind::Input | Kind::Weight => "backward",
+        Kind::Optimizer => "update",
+        Kind::Unshard | Kind::Drop | Kind::Reduce => "once",
+    }
+}
+
+fn calls(stage: &Stage, segment: usize) -> usize {
+    stage.calls.iter().filter(|c| c.segment == segment).count()
+}
+
+fn each_segment(program: &Program) -> impl Iterator<Item = (usize, &Stage, &Segment, usize)> {
+    program.stages.iter().enumerate().flat_map(|(s, stage)| {
+        stage.segments.iter().enumerate().map(move |(i, segment)| (s, stage, segment, calls(stage, i)))
+    })
+}
+
+fn comm(sharded: &ShardedGraph, program: &Program, cluster: &Cluster) -> Vec<Comm> {
+    let makers = sharded.graph.makers();
+    let mut rows: Vec<Comm> = Vec::new();
+    for (s, stage, segment, count) in each_segment(program) {
+        for instruction in &segment.instructions {
+            let Instruction::Start { step, from, to, .. } = instruction else { continue };
+            let (a, b) = (&stage.buffers[from.index()], &stage.buffers[to.index()]);
+            let message = cost::message(step, a, b, &program.mesh);
+            if message.group == 1 {
+                continue;
+            }
+            let value = a.value.or(b.value);
+            let seconds = cost::message_seconds(message, cluster);
+            rows.push(Comm {
+                op: step.name(),
+                axes: step.axes().iter().map(|a| program.mesh.name(*a).to_string()).collect(),
+                group_size: message.group,
+                stage: s,
+                phase: phase(segment.kind),
+                tensor: value.map_or(String::new(), |v| names::name(&sharded.graph, &makers, v)),
+                count,
+                bytes: message.bytes,
+                wire_bytes: message.wire_bytes,
+                seconds,
+                exposed_seconds: seconds,
+            });
+        }
+    }
+    rows
+}
+
+fn compute_seconds(program: &Program, cluster: &Cluster) -> f64 {
+    let of = |stage: &Stage, instruction: &Instruction| match instruction {
+        Instruction::Launch { kernel, reads, writes } => {
+            cost::launch_seconds(cost::launch(kernel, reads, writes, stage, &program.mesh), cluster)
+        }
+        Instruction::Local { from, to, .. } | Instruction::Assign { from, to } => {
+            let bytes = |b: &ir::program::BufferId| stage.buffers[b.index()].bytes(&program.mesh) as f64;
+            cost::launch_seconds(cost::Work { flops: 0.0, bytes: bytes(from) + bytes(to) }, cluster)
+        }
+        Instruction::Feed { .. }
+        | Instruction::Start { .. }
+        | Instruction::Wait { .. }
+        | Instruction::Tap { .. } => 0.0,
+    };
+    each_segment(program)
+        .map(|(_, stage, segment, count)| {
+            count as f64 * segment.instructions.iter().map(|i| of(stage, i)).sum::<f64>()
+        })
+        .sum()
+}
+
+fn memory(program: &Program, cluster: &Cluster) -> Memory {
+    let stages: Vec<StageMemory> = program
+        .stages
+        .iter()
+        .enumerate()
+        .map(|(s, stage)| {
+            let [state, step, slot, scratch] = stage.sizes;
+            let is_parameter = |name: &ir::Name| {
+                program.states.iter().any(|s| s.name == *name && matches!(s.role, Role::Parameter { .. }))
+            };
+            let parameters = stage
+                .buffers
+                .iter()
+                .filter(|b| b.region == Region::State && b.state.as_ref().is_some_and(is_parameter))
+                .map(|b| b.bytes(&program.mesh).next_multiple_of(ir::program::ALIGN))
+                .sum();
+            StageMemory {
+                stage: s,
+                parameters,
+                gradients: step,
+                optimizer: state - parameters,
+                activations: slot * stage.slots,
+                temporary: scratch,
+                peak: stage.arena_bytes(),
+            }
+        })
+        .collect();
+    let peak_bytes = stages.iter().map(|s| s.peak).max().unwrap_or(0);
+    let fits = cluster.memory.is_none_or(|m| peak_bytes as f64 <= m);
+    Memory { peak_bytes, fits, available_bytes: cluster.memory, stages }
+}
+
+fn schedule(sharded: &ShardedGraph, program: &Program) -> SchedulePlan {
+    let (stages, microbatches) = (program.stages.len(), program.microbatches);
+    let table: Vec<Vec<String>> =
+        sharded.decisions.schedule.rows.iter().map(|r| r.iter().map(ToString::to_string).collect()).collect();
+    let units = |kind: Kind| match kind {
+        Kind::Forward | Kind::Input | Kind::Weight => 1,
+        Kind::Backward => 2,
+        Kind::Unshard | Kind::Drop | Kind::Reduce | Kind::Optimizer => 0,
+    };
+    // One stage: its row is the makespan, and nothing waits.
+    let row = sharded.decisions.schedule.rows.first();
+    let makespan = row.into_iter().flatten().map(|a| units(a.kind)).sum();
+    let slots = microbatches + stages - 1;
+    SchedulePlan {
+        kind: "1f1b",
+        stages,
+        r#virtual: 1,
+        microbatches,
+        forward_slots: slots,
+        forward_utilization: microbatches as f64 / slots as f64,
+        boundary_transfers_per_microbatch: stages - 1,
+        ideal: Ideal {
+            makespan,
+            bubble_fraction: 0.0,
+            in_flight: program.stages.iter().map(|s| s.slots).collect(),
+        },
+        table,
+    }
+}
+
+fn choices(sharded: &ShardedGraph) -> Vec<Choice> {
+    let graph = &sharded.graph;
+    let makers = graph.makers();
+    let products = graph.nodes.iter().enumerate().filter(|(_, n)| is_product(n));
+    products
+        .map(|(i, node)| {
+            let split = sharded.decisions.strategies[i].show(node, &sharded.mesh);
+            Choice {
+                op: node.signature.to_string(),
+                tensor: names::name(graph, &makers, node.results[0]),
+                chosen: if split.is_empty() { "whole".to_string() } else { split },
+                alternatives: Vec::new(),
+            }
+        })
+        .collect()
+}
+
+/// The operations of all matrix products that run, on the rank with the largest pieces.
+pub fn contract_flops(program: &Program) -> f64 {
+    let flops = |c: &Contract| -> f64 {
+        2.0 * c.loops.iter().map(|l| ir::bound(l.size, &l.axes, &program.mesh) as f64).product::<f64>()
+    };
+    let of = |i: &Instruction| match i {
+        Instruction::Launch { kernel, .. } => match &kernel.body {
+            Body::Contract(c) => flops(c),
+            Body::Map(_) | Body::Scatter(_) => 0.0,
+        },
+        Instruction::Feed { .. }
+        | Instruction::Local { .. }
+        | Instruction::Start { .. }
+        | Instruction::Wait { .. }
+        | Instruction::Assign { .. }
+        | Instruction::Tap { .. } => 0.0,
+    };
+    each_segment(program).map(|(_, _, s, n)| n as f64 * s.instructions.iter().map(of).sum::<f64>()).sum()
+}

@@ -1,0 +1,144 @@
+//! The plan as text: at most 100 columns, a unit on every number.
+
+use comfy_table::{CellAlignment, Table, presets};
+
+use crate::cluster::Cluster;
+use crate::plan::{Comm, Plan};
+use crate::units::{bytes, count, grouped, seconds};
+
+/// The plan of a model called `title`.
+pub fn text(plan: &Plan, title: &str, cluster: &Cluster) -> String {
+    let axes: Vec<String> = plan.mesh.iter().map(|a| format!("{}={}", a.axis, a.size)).collect();
+    let mesh = if axes.is_empty() { "one device".to_string() } else { axes.join(",") };
+    let s = &plan.schedule;
+    let mut out =
+        format!("{title} on mesh {mesh}: {}, {}\n", many(plan.ranks, "rank"), many(s.stages, "stage"));
+    out += &format!(
+        "  {} parameters, {} tokens a step in {}, {} a step\n",
+        grouped(plan.model.parameters as u64),
+        grouped(plan.model.tokens_per_step as u64),
+        many(s.microbatches, "micro-batch"),
+        count(plan.model.flops_full, "FLOP"),
+    );
+    let memory = cluster.memory.map_or(String::new(), |m| format!(", {} memory", bytes(m)));
+    out += &format!(
+        "  cluster {}: a rank has {}/s, {}/s to memory, {}/s to others{memory}\n\n",
+        cluster.name,
+        count(cluster.flops, "FLOP"),
+        bytes(cluster.memory_bandwidth),
+        bytes(cluster.bandwidth)
+    );
+    out += &stages(plan);
+    out += "\n";
+    out += &comm(plan);
+    out += "\n";
+    let t = &plan.time;
+    out += &format!(
+        "step {}: computing {}, communicating {}, waiting {}; {} tokens/s, MFU {:.1} %\n",
+        seconds(t.step_seconds),
+        seconds(t.compute_seconds),
+        seconds(t.exposed_comm_seconds),
+        seconds(t.bubble_seconds),
+        grouped(t.tokens_per_second.round() as u64),
+        100.0 * t.mfu
+    );
+    out += &fits(plan);
+    out
+}
+
+fn many(n: usize, what: &str) -> String {
+    let plural = match what {
+        "micro-batch" => "micro-batches".to_string(),
+        _ => format!("{what}s"),
+    };
+    format!("{} {}", grouped(n as u64), if n == 1 { what } else { &plural })
+}
+
+fn table(header: &[&str]) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    table.set_header(header.to_vec());
+    table
+}
+
+/// Right-aligned from column `from` on.
+fn show(mut table: Table, from: usize) -> String {
+    for (i, column) in table.column_iter_mut().enumerate() {
+        column.set_padding((if i == 0 { 2 } else { 1 }, 1));
+        if i >= from {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    let text = table.to_string();
+    text.lines().map(|l| format!("{}\n", l.trim_end())).collect()
+}
+
+fn stages(plan: &Plan) -> String {
+    let mut rows =
+        table(&["stage", "parameters", "optimizer", "gradients", "activations", "temporary", "peak", "time"]);
+    for m in &plan.memory.stages {
+        let b = |n: usize| bytes(n as f64);
+        rows.add_row(vec![
+            m.stage.to_string(),
+            b(m.parameters),
+            b(m.optimizer),
+            b(m.gradients),
+            b(m.activations),
+            b(m.temporary),
+            b(m.peak),
+            seconds(plan.time.step_seconds),
+        ]);
+    }
+    show(rows, 1)
+}
+
+/// Rows of one kind of collective, axes and phase, as one.
+fn comm(plan: &Plan) -> String {
+    if plan.comm.is_empty() {
+        return "  no communication\n".to_string();
+    }
+    let mut kinds: Vec<(&Comm, usize, f64, f64, f64)> = Vec::new();
+    for row in &plan.comm {
+        let n = row.count as f64;
+        let (b, w, s) = (n * row.bytes as f64, n * row.wire_bytes, n * row.seconds);
+        let same =
+            |k: &Comm| k.op == row.op && k.axes == row.axes && k.phase == row.phase && k.stage == row.stage;
+        match kinds.iter_mut().find(|(k, ..)| same(k)) {
+            Some((_, count, bytes, wire, time)) => {
+                *count += row.count;
+                *bytes += b;
+                *wire += w;
+                *time += s;
+            }
+            None => kinds.push((row, row.count, b, w, s)),
+        }
+    }
+    let mut rows =
+        table(&["collective", "axes", "phase", "group", "calls", "bytes", "wire bytes a rank", "time"]);
+    for (k, n, b, w, s) in kinds {
+        rows.add_row(vec![
+            k.op.to_string(),
+            k.axes.join("."),
+            k.phase.to_string(),
+            many(k.group_size, "rank"),
+            many(n, "call"),
+            bytes(b),
+            bytes(w),
+            seconds(s),
+        ]);
+    }
+    show(rows, 3)
+}
+
+fn fits(plan: &Plan) -> String {
+    let m = &plan.memory;
+    let peak = bytes(m.peak_bytes as f64);
+    match m.available_bytes {
+        None => format!("memory {peak} a rank\n"),
+        Some(available) if m.fits => format!("memory {peak} of {} a rank: fits\n", bytes(available)),
+        Some(available) => {
+            let missing = bytes(m.peak_bytes as f64 - available);
+            format!("memory {peak} of {} a rank: does NOT fit, {missing} are missing\n", bytes(available))
+        }
+    }
+}
