@@ -1,9 +1,12 @@
 //! Decisions and prices: where things lie, what a program costs, and the plan that is printed.
 
+pub mod check;
 pub mod cluster;
 pub mod conventions;
 pub mod cost;
 pub mod names;
+pub mod numeric;
 pub mod plan;
+pub mod planfile;
 pub mod render;
 pub mod units;
