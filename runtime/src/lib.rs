@@ -4,5 +4,6 @@ pub mod cpu;
 pub mod data;
 pub mod eval;
 pub mod files;
+pub mod local;
 pub mod lockstep;
 pub mod tensor;

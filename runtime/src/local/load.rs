@@ -1,0 +1,448 @@
+//! A program made ready for the ranks of this process: every rule checked that memory safety rests on, every address,
+//! region and kernel resolved.
+//!
+//! That instructions do not touch the buffers of a collective in flight is left to the verifier of programs.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
+use std::sync::Arc;
+
+use ir::kernel::{Body, Kernel, Step};
+use ir::program::{ALIGN, Buffer, BufferId, Instruction, Program, Region as Life, Stage};
+use ir::schedule::Kind;
+use ir::{Mesh, Move, Sharding, extent};
+
+use super::blocks::{Block, Region, elements};
+use super::code::{Code, Op, Place, RankCode, SegmentCode};
+use super::collective::Collective;
+use super::error::RunError;
+use crate::cpu::{Compiled, compile, plain};
+
+/// The program's one stage.
+pub fn stage(program: &Program) -> Result<&Stage, RunError> {
+    match &program.stages[..] {
+        [stage] => Ok(stage),
+        stages => Err(RunError::Stages(stages.len())),
+    }
+}
+
+/// The global ranges of the piece of a tensor that the rank at `at` has.
+pub fn region(shape: &[usize], sharding: &Sharding, mesh: &Mesh, at: &[usize]) -> Region {
+    shape.iter().zip(&sharding.dims).map(|(n, axes)| extent(*n, axes, mesh, at)).collect()
+}
+
+/// The ranges of a whole tensor.
+pub fn whole(shape: &[usize]) -> Region {
+    shape.iter().map(|n| 0..*n).collect()
+}
+
+/// Whether the rank at `at` is the first of those that have the same piece.
+pub fn is_first(sharding: &Sharding, mesh: &Mesh, at: &[usize]) -> bool {
+    mesh.all().all(|axis| at[axis.index()] == 0 || sharding.dims.iter().any(|axes| axes.contains(&axis)))
+}
+
+/// Resolves a program, with collectives in shares of so many bytes.
+pub fn load(program: &Program, share_bytes: usize) -> Result<Code, RunError> {
+    let stage = stage(program)?;
+    check_buffers(program, stage)?;
+    check_calls(program, stage)?;
+    let mut loader = Loader {
+        program,
+        stage,
+        share_bytes,
+        code: Code { ranks: Vec::new(), groups: Vec::new(), scratch: 0, operands: 0 },
+        groups: HashMap::new(),
+        kernels: HashMap::new(),
+        collectives: HashMap::new(),
+    };
+    for rank in 0..program.mesh.ranks() {
+        let rank_code = loader.rank(rank)?;
+        loader.code.ranks.push(rank_code);
+    }
+    Ok(loader.code)
+}
+
+fn check_buffers(program: &Program, stage: &Stage) -> Result<(), RunError> {
+    let arena = stage.arena_bytes();
+    for (i, b) in stage.buffers.iter().enumerate() {
+        let buffer = BufferId(i as u32);
+        if b.offset.is_none() {
+            return Err(RunError::Unplaced(buffer));
+        }
+        // Of its own region: then buffers of different regions never meet, in whatever slot.
+        let region = stage.sizes[Life::ALL.iter().position(|r| *r == b.region).unwrap_or(0)];
+        for slot in 0..stage.slots.max(1) {
+            let (start, bytes) = (stage.address(buffer, slot), b.bytes(&program.mesh));
+            let outside = b.offset.is_some_and(|offset| offset + bytes > region);
+            if !start.is_multiple_of(ALIGN) || outside || start + bytes > arena {
+                return Err(RunError::Place { buffer, start, end: start + bytes, align: ALIGN, arena });
+            }
+        }
+    }
+    Ok(())
+}
+
+fn check_calls(program: &Program, stage: &Stage) -> Result<(), RunError> {
+    let fed = |i: &Instruction| matches!(i, Instruction::Feed { .. });
+    for (call, c) in stage.calls.iter().enumerate() {
+        let wrong = |fault: String| Err(RunError::Call { call, fault });
+        let Some(segment) = stage.segments.get(c.segment) else {
+            return wrong(format!("runs segment {}, but there are {}", c.segment, stage.segments.len()));
+        };
+        if c.slot >= stage.slots.max(1) {
+            return wrong(format!("uses slot {}, but there are {}", c.slot, stage.slots));
+        }
+        if c.microbatch.is_some_and(|m| m >= program.microbatches) {
+            return wrong(format!("runs {:?}, but there are {}", c.microbatch, program.microbatches));
+        }
+        if c.microbatch.is_none() && program.microbatches != 1 && segment.instructions.iter().any(fed) {
+            return wrong("feeds an input, but has no micro-batch".to_string());
+        }
+    }
+    Ok(())
+}
+
+struct Loader<'a> {
+    program: &'a Program,
+    stage: &'a Stage,
+    share_bytes: usize,
+    code: Code,
+    groups: HashMap<Vec<usize>, usize>,
+    /// By kernel and the ranges of its loops.
+    kernels: HashMap<(String, Vec<Range<usize>>), Arc<Compiled>>,
+    /// By segment, instruction and group.
+    collectives: HashMap<(usize, usize, usize), Arc<Collective>>,
+}
+
+/// Where an instruction stands, for messages.
+#[derive(Clone, Copy)]
+struct Spot {
+    segment: usize,
+    kind: Kind,
+    instruction: usize,
+}
+
+impl Spot {
+    fn wrong(self, fault: impl Into<String>) -> RunError {
+        RunError::Malformed { segment: self.kind, instruction: self.instruction, fault: fault.into() }
+    }
+}
+
+impl Loader<'_> {
+    fn rank(&mut self, rank: usize) -> Result<RankCode, RunError> {
+        let mut segments = Vec::new();
+        for (i, segment) in self.stage.segments.iter().enumerate() {
+            let mut open = BTreeMap::new();
+            let (mut tokens, mut taps) = (0, 0);
+            let mut ops = Vec::with_capacity(segment.instructions.len());
+            for (instruction, what) in segment.instructions.iter().enumerate() {
+                let spot = Spot { segment: i, kind: segment.kind, instruction };
+                ops.push(match what {
+                    Instruction::Start { token, step, from, to } => {
+                        let (op, collective) = self.start(spot, rank, tokens, step, *from, *to)?;
+                        if open.insert(*token, (tokens, collective, spot)).is_some() {
+                            return Err(spot.wrong(format!("t{token} is started again before its wait")));
+                        }
+                        tokens += 1;
+                        op
+                    }
+                    Instruction::Wait { token } => match open.remove(token) {
+                        Some((token, collective, _)) => Op::Wait { token, collective },
+                        None => return Err(spot.wrong(format!("waits for t{token}, which is not started"))),
+                    },
+                    Instruction::Tap { name, from } => {
+                        taps += 1;
+                        let (buffer, at) = (self.buffer(*from), self.program.mesh.coordinate(rank));
+                        if !buffer.sharding.partial.is_empty() {
+                            return Err(spot.wrong(format!("taps {from}, which is partial")));
+                        }
+                        let piece = self.region(*from, rank);
+                        Op::Tap {
+                            tap: taps - 1,
+                            name: name.clone(),
+                            dtype: buffer.dtype,
+                            elements: elements(&piece),
+                            block: Block::common(&piece, &whole(&buffer.shape)),
+                            first: is_first(&buffer.sharding, &self.program.mesh, &at),
+                            from: self.place(*from),
+                        }
+                    }
+                    Instruction::Feed { input, to } => self.feed(spot, rank, input, *to)?,
+                    Instruction::Launch { kernel, reads, writes } => {
+                        self.launch(spot, rank, kernel, reads, writes)?
+                    }
+                    Instruction::Local { step, from, to } => self.local(spot, rank, step, *from, *to)?,
+                    Instruction::Assign { from, to } => self.assign(spot, rank, *from, *to)?,
+                });
+            }
+            if let Some((token, (_, _, spot))) = open.first_key_value() {
+                return Err(spot.wrong(format!("t{token} has no wait")));
+            }
+            segments.push(SegmentCode { kind: segment.kind, ops, tokens });
+        }
+        Ok(RankCode { segments, calls: self.stage.calls.clone() })
+    }
+
+    fn buffer(&self, id: BufferId) -> &Buffer {
+        &self.stage.buffers[id.index()]
+    }
+
+    fn region(&self, id: BufferId, rank: usize) -> Region {
+        let buffer = self.buffer(id);
+        region(&buffer.shape, &buffer.sharding, &self.program.mesh, &self.program.mesh.coordinate(rank))
+    }
+
+    fn place(&self, id: BufferId) -> Place {
+        let per_slot = if self.buffer(id).region == Life::Slot { self.stage.sizes[2] } else { 0 };
+        Place { offset: self.stage.address(id, 0), per_slot }
+    }
+
+    /// The bytes that a rank's piece takes, in slot 0.
+    fn bytes(&self, id: BufferId, rank: usize) -> Range<usize> {
+        let start = self.place(id).offset;
+        start..start + elements(&self.region(id, rank)) * self.buffer(id).dtype.bytes()
+    }
+
+    fn overlap(&self, a: BufferId, b: BufferId, rank: usize) -> bool {
+        let (x, y) = (self.bytes(a, rank), self.bytes(b, rank));
+        x.start.max(y.start) < x.end.min(y.end)
+    }
+
+    fn feed(&self, spot: Spot, rank: usize, input: &ir::Name, to: BufferId) -> Result<Op, RunError> {
+        let Some(known) = self.program.inputs.iter().find(|i| i.name == *input) else {
+            return Err(spot.wrong(format!("feeds `{input}`, which is no input")));
+        };
+        let buffer = self.buffer(to);
+        let shape: Vec<usize> = known.dims.iter().map(|(_, n)| *n).collect();
+        if shape != buffer.shape || known.dtype != buffer.dtype || !buffer.sharding.partial.is_empty() {
+            let fault = format!(
+                "input `{input}` is {} {shape:?}, but {to} is {} {:?} @ {}",
+                known.dtype,
+                buffer.dtype,
+                buffer.shape,
+                buffer.sharding.show(&self.program.mesh)
+            );
+            return Err(spot.wrong(fault));
+        }
+        let block = Block::common(&whole(&shape), &self.region(to, rank));
+        Ok(Op::Feed { input: input.clone(), size: buffer.dtype.bytes(), block, to: self.place(to) })
+    }
+
+    fn launch(
+        &mut self,
+        spot: Spot,
+        rank: usize,
+        kernel: &Kernel,
+        reads: &[BufferId],
+        writes: &[BufferId],
+    ) -> Result<Op, RunError> {
+        let (mesh, at) = (&self.program.mesh, self.program.mesh.coordinate(rank));
+        let ranges: Vec<Range<usize>> =
+            kernel.body.loops().iter().map(|l| extent(l.size, &l.axes, mesh, &at)).collect();
+        for (what, ids, types) in [("reads", reads, &kernel.reads), ("writes", writes, &kernel.writes)] {
+            let found: Vec<_> = ids.iter().map(|b| self.buffer(*b).dtype).collect();
+            if found != *types {
+                return Err(spot.wrong(format!("the kernel {what} {types:?}, but its buffers are {found:?}")));
+            }
+        }
+        for (written, operand, access) in accesses(kernel) {
+            let ids = if written { writes } else { reads };
+            let Some(id) = ids.get(operand) else {
+                return Err(spot.wrong(format!("the kernel has no operand {operand}")));
+            };
+            let (needed, found) = (plain::elements(access, &ranges), elements(&self.region(*id, rank)));
+            if needed != found {
+                let fault =
+                    format!("on rank {rank} the kernel uses {needed} elements of {id}, which has {found}");
+                return Err(spot.wrong(fault));
+            }
+        }
+        for (i, w) in writes.iter().enumerate() {
+            let beside = writes[..i].iter().find(|b| self.overlap(**b, *w, rank));
+            let apart = |r: &&BufferId| {
+                let same =
+                    self.place(**r) == self.place(*w) && self.buffer(**r).dtype == self.buffer(*w).dtype;
+                self.overlap(**r, *w, rank) && !(same && matches!(kernel.body, Body::Map(_)))
+            };
+            if let Some(other) = beside.or_else(|| reads.iter().find(apart)) {
+                return Err(spot.wrong(format!("writes {w}, which overlaps {other}")));
+            }
+        }
+        let key = (format!("{kernel:?}"), ranges);
+        let compiled = match self.kernels.get(&key) {
+            Some(known) => Arc::clone(known),
+            None => {
+                let new = compile(kernel, mesh, &at).map_err(|source| RunError::Kernel {
+                    segment: spot.kind,
+                    instruction: spot.instruction,
+                    source,
+                })?;
+                let new = Arc::new(new);
+                self.kernels.insert(key, Arc::clone(&new));
+                new
+            }
+        };
+        self.code.scratch = self.code.scratch.max(compiled.scratch_bytes());
+        self.code.operands = self.code.operands.max(reads.len()).max(writes.len());
+        let places = |ids: &[BufferId]| ids.iter().map(|b| self.place(*b)).collect();
+        Ok(Op::Launch { kernel: compiled, reads: places(reads), writes: places(writes) })
+    }
+
+    /// Whether `to` is what the move makes of `from`, and they do not overlap where they must not.
+    fn check_move(
+        &self,
+        spot: Spot,
+        rank: usize,
+        step: &Move,
+        from: BufferId,
+        to: BufferId,
+    ) -> Result<(), RunError> {
+        let (mesh, a, b) = (&self.program.mesh, self.buffer(from), self.buffer(to));
+        let dims = match step {
+            Move::AllReduce { .. } | Move::ToPartial { .. } => Vec::new(),
+            Move::ReduceScatter { dim, .. } | Move::AllGather { dim, .. } | Move::Slice { dim, .. } => {
+                vec![*dim]
+            }
+            Move::AllToAll { from, to, .. } => vec![*from, *to],
+        };
+        if dims.iter().any(|d| *d >= a.shape.len()) {
+            return Err(spot.wrong(format!(
+                "{} of a buffer of {} dimensions",
+                step.show(mesh),
+                a.shape.len()
+            )));
+        }
+        let after = step.after(&a.sharding);
+        if after != b.sharding || a.shape != b.shape || a.dtype != b.dtype {
+            let show = |b: &Buffer, s: &Sharding| format!("{} {:?} @ {}", b.dtype, b.shape, s.show(mesh));
+            let (step, needed, found) = (step.show(mesh), show(a, &after), show(b, &b.sharding));
+            return Err(spot.wrong(format!("{step} of {from} needs {to} to be {needed}, but it is {found}")));
+        }
+        let alone = mesh.pieces(step.axes()) == 1 || !step.is_collective();
+        let in_place =
+            self.place(from) == self.place(to) && (alone || matches!(step, Move::AllReduce { .. }));
+        if !in_place && self.overlap(from, to, rank) {
+            return Err(
+                spot.wrong(format!("{} cannot work in place, but {to} overlaps {from}", step.show(mesh)))
+            );
+        }
+        Ok(())
+    }
+
+    fn local(
+        &self,
+        spot: Spot,
+        rank: usize,
+        step: &Move,
+        from: BufferId,
+        to: BufferId,
+    ) -> Result<Op, RunError> {
+        self.check_move(spot, rank, step, from, to)?;
+        let (before, after) = (self.region(from, rank), self.region(to, rank));
+        let dtype = self.buffer(to).dtype;
+        let copy = || Op::Copy {
+            block: Block::common(&before, &after),
+            size: dtype.bytes(),
+            from: self.place(from),
+            to: self.place(to),
+        };
+        match step {
+            Move::Slice { .. } => Ok(copy()),
+            Move::ToPartial { axis, .. } if self.program.mesh.coordinate(rank)[axis.index()] == 0 => {
+                Ok(copy())
+            }
+            Move::ToPartial { reduce, .. } => {
+                let (elements, number) = (elements(&after), reduce.identity());
+                Ok(Op::Fill { dtype, elements, number, to: self.place(to) })
+            }
+            Move::AllReduce { .. }
+            | Move::ReduceScatter { .. }
+            | Move::AllGather { .. }
+            | Move::AllToAll { .. } => {
+                Err(spot.wrong(format!("{} is a collective: it is started", step.show(&self.program.mesh))))
+            }
+        }
+    }
+
+    fn assign(&self, spot: Spot, rank: usize, from: BufferId, to: BufferId) -> Result<Op, RunError> {
+        let (a, b) = (self.buffer(from), self.buffer(to));
+        if a.dtype != b.dtype || a.shape != b.shape || a.sharding != b.sharding {
+            return Err(spot.wrong(format!("{from} and {to} are not alike")));
+        }
+        if self.overlap(from, to, rank) && self.place(from) != self.place(to) {
+            return Err(spot.wrong(format!("{to} overlaps {from}")));
+        }
+        let block = Block::common(&self.region(from, rank), &self.region(to, rank));
+        Ok(Op::Copy { block, size: a.dtype.bytes(), from: self.place(from), to: self.place(to) })
+    }
+
+    fn start(
+        &mut self,
+        spot: Spot,
+        rank: usize,
+        token: usize,
+        step: &Move,
+        from: BufferId,
+        to: BufferId,
+    ) -> Result<(Op, Arc<Collective>), RunError> {
+        if !step.is_collective() {
+            let step = step.show(&self.program.mesh);
+            return Err(spot.wrong(format!("{step} is no collective: it is local")));
+        }
+        self.check_move(spot, rank, step, from, to)?;
+        let members = self.program.mesh.group(rank, step.axes());
+        let group = match self.groups.get(&members) {
+            Some(group) => *group,
+            None => {
+                self.code.groups.push(members.clone());
+                self.groups.insert(members.clone(), self.code.groups.len() - 1);
+                self.code.groups.len() - 1
+            }
+        };
+        let member = members.iter().position(|r| *r == rank).unwrap_or(0);
+        let key = (spot.segment, spot.instruction, group);
+        let collective = match self.collectives.get(&key) {
+            Some(known) => Arc::clone(known),
+            None => {
+                let regions = |id| members.iter().map(|r| self.region(id, *r)).collect::<Vec<_>>();
+                let dtype = self.buffer(from).dtype;
+                let new =
+                    Collective::new(step, &members, dtype, &regions(from), &regions(to), self.share_bytes);
+                let new = Arc::new(new);
+                self.collectives.insert(key, Arc::clone(&new));
+                new
+            }
+        };
+        let (from, to) = (self.place(from), self.place(to));
+        let op = Op::Start { token, group, member, collective: Arc::clone(&collective), from, to };
+        Ok((op, collective))
+    }
+}
+
+/// Every use of an operand: whether it is written, which, and how it is indexed.
+fn accesses(kernel: &Kernel) -> Vec<(bool, usize, &ir::kernel::Access)> {
+    match &kernel.body {
+        Body::Map(map) => {
+            let one = |step| match step {
+                &Step::Load { read, ref access } | &Step::LoadAt { read, ref access, .. } => {
+                    Some((false, read, access))
+                }
+                &Step::Store { write, ref access, .. } | &Step::Accumulate { write, ref access, .. } => {
+                    Some((true, write, access))
+                }
+                Step::Const(_)
+                | Step::Iota(_)
+                | Step::Unary(..)
+                | Step::Binary(..)
+                | Step::Add(_)
+                | Step::Mul(..)
+                | Step::Select(..)
+                | Step::Cast(..)
+                | Step::Row(..) => None,
+            };
+            map.steps.iter().filter_map(one).collect()
+        }
+        Body::Contract(c) => vec![(false, 0, &c.a), (false, 1, &c.b), (true, 0, &c.out)],
+        Body::Scatter(s) => vec![(false, 0, &s.source), (false, 1, &s.index), (true, 0, &s.out)],
+    }
+}
