@@ -13,6 +13,7 @@ pub mod plain;
 mod scatter;
 #[cfg(test)]
 mod tests;
+pub mod time;
 
 use ir::DType;
 use ir::kernel::{Body, Kernel};

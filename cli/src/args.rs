@@ -1,0 +1,359 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+/// What the help of the whole program ends with.
+const EXAMPLES: &str = "\
+Examples:
+  meshc plan  ./gpt2 --mesh dp=2,tp=2            what is communicated, what it needs, how long it takes
+  meshc check ./gpt2 --mesh dp=2,tp=2 --numeric  prove it, and hold it against one device
+  meshc data  encode text.txt --tokenizer tokenizer.json -o text.npy
+  meshc train ./gpt2 --mesh dp=2,tp=2 --data text.npy --global-batch 16 --seq 128 --steps 200 --lr 1e-3
+  meshc plan  ./llama --mesh dp=8,tp=8 --cluster h100 --format json | jq .comm_total
+
+MODEL is a folder with a Hugging Face config.json (and weights), a config.json, or a graph in text form.";
+
+/// Decides how a model is split over a mesh of devices, shows it, proves it, and trains it.
+#[derive(Debug, Parser)]
+#[command(name = "meshc", version, after_help = EXAMPLES, max_term_width = 100)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Compile; print communication, memory and step time (needs no weights)
+    Plan(PlanArgs),
+    /// Print the program after every pass
+    Trace(TraceArgs),
+    /// Print a plan file: instructions, schedule table, buffers
+    Show(ShowArgs),
+    /// Prove a plan well-formed, matched and memory-safe; --numeric: hold it against one device
+    Check(CheckArgs),
+    /// Plan, check and run training steps
+    Train(Box<TrainArgs>),
+    /// Write a model as Hugging Face files
+    Export(ExportArgs),
+    /// Text to token ids
+    Data(DataArgs),
+    /// Measure this machine
+    Bench(BenchArgs),
+    /// The best ways to split (not built yet)
+    #[command(hide = true)]
+    Search(Later),
+    /// A table of measured runs against the cost model (not built yet)
+    #[command(hide = true)]
+    Predict(Later),
+    /// What differs between two plans (not built yet)
+    #[command(hide = true)]
+    Diff(Later),
+    /// Execute a plan file (not built yet)
+    #[command(hide = true)]
+    Run(Later),
+    /// Loss and perplexity (not built yet)
+    #[command(hide = true)]
+    Eval(Later),
+    /// Prefill and decode (not built yet)
+    #[command(hide = true)]
+    Generate(Later),
+    /// CUDA sources of a plan (not built yet)
+    #[command(hide = true)]
+    Kernels(Later),
+}
+
+/// Arguments of a command that is not built yet.
+#[derive(Debug, Args)]
+#[command(disable_help_flag = true)]
+pub struct Later {
+    /// Anything.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    pub rest: Vec<String>,
+}
+
+/// Which model, and how it is split.
+#[derive(Clone, Debug, Args)]
+pub struct SplitArgs {
+    /// A folder with config.json, a config.json, or a graph in text form
+    pub model: Option<PathBuf>,
+    /// Axes and sizes, outermost first: dp batch, tp heads, hidden and vocabulary, dpo a second batch axis
+    #[arg(long, default_value = "", hide_default_value = true, value_name = "dp=2,tp=2")]
+    pub mesh: String,
+    /// Rows of a step, over all ranks
+    #[arg(long, value_name = "B")]
+    pub global_batch: Option<usize>,
+    /// Tokens of a row
+    #[arg(long, value_name = "S")]
+    pub seq: Option<usize>,
+    /// Micro-batches of a step
+    #[arg(long, value_name = "M", default_value_t = 1)]
+    pub microbatches: usize,
+    /// What the plan is priced for: NAME, NAME:GPUS or a RON file (here, h100)
+    #[arg(long, default_value = "here", value_name = "NAME[:GPUS]|FILE")]
+    pub cluster: String,
+    /// What one step is
+    #[arg(long, value_enum, default_value_t = Mode::Train)]
+    pub mode: Mode,
+    /// Overrides the dropout of the config; only 0 is built
+    #[arg(long, value_name = "P")]
+    pub dropout: Option<f64>,
+    /// Order of micro-batches in a pipeline
+    #[arg(long, value_name = "KIND|FILE")]
+    pub schedule: Option<String>,
+    /// Virtual stages a rank
+    #[arg(long, value_name = "L")]
+    pub r#virtual: Option<usize>,
+    /// Layers a stage
+    #[arg(long, value_name = "8,8,7,7")]
+    pub stages: Option<String>,
+    /// What is sharded over dp: 1 optimizer state, 2 and gradients, 3 and parameters
+    #[arg(long, value_name = "0|1|2|3")]
+    pub zero: Option<u8>,
+    /// When gradients are synchronised
+    #[arg(long, value_name = "once|each")]
+    pub sync: Option<String>,
+    /// What the backward computes again
+    #[arg(long, value_name = "none|selective|full")]
+    pub recompute: Option<String>,
+    /// Compute type
+    #[arg(long, value_name = "f32|bf16")]
+    pub dtype: Option<String>,
+    /// The type in which gradients are sent
+    #[arg(long, value_name = "f32|bf16")]
+    pub grad_dtype: Option<String>,
+    /// Which model dimension goes to which axes
+    #[arg(long, value_name = "FILE")]
+    pub rules: Option<PathBuf>,
+}
+
+/// What one step is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Mode {
+    /// Forward, backward and update.
+    Train,
+    /// Forward only.
+    Forward,
+    /// The first pass over a prompt.
+    Prefill,
+    /// One token after a prompt.
+    Decode,
+}
+
+/// How a plan is printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// For people.
+    Text,
+    /// For scripts.
+    Json,
+}
+
+/// `meshc plan`.
+#[derive(Debug, Args)]
+pub struct PlanArgs {
+    /// How to split.
+    #[command(flatten)]
+    pub split: SplitArgs,
+    /// Text for people, JSON for scripts
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    pub format: Format,
+    /// Writes the plan to a file, for show, check and run
+    #[arg(short, long, value_name = "PLAN")]
+    pub output: Option<PathBuf>,
+    /// Exit 2 if it does not fit
+    #[arg(long)]
+    pub require_fit: bool,
+    /// Why each split was chosen
+    #[arg(long, num_args = 0..=1, default_missing_value = "", value_name = "TENSOR")]
+    pub explain: Option<String>,
+}
+
+/// `meshc trace`.
+#[derive(Debug, Args)]
+pub struct TraceArgs {
+    /// How to split.
+    #[command(flatten)]
+    pub split: SplitArgs,
+    /// Only this pass
+    #[arg(long, value_name = "NAME")]
+    pub pass: Option<String>,
+}
+
+/// `meshc show`.
+#[derive(Debug, Args)]
+pub struct ShowArgs {
+    /// A file that `plan -o` wrote
+    pub plan: PathBuf,
+    /// As this rank sees it: sizes of its own pieces
+    #[arg(long, value_name = "R")]
+    pub rank: Option<usize>,
+    /// Only this stage
+    #[arg(long, value_name = "S")]
+    pub stage: Option<usize>,
+}
+
+/// `meshc check`.
+#[derive(Debug, Args)]
+pub struct CheckArgs {
+    /// How to split; MODEL may be a plan file.
+    #[command(flatten)]
+    pub split: SplitArgs,
+    /// Run it in lockstep beside one device, on random input, and name the first value that differs
+    #[arg(long)]
+    pub numeric: bool,
+    /// Of the random input
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+}
+
+/// `meshc train`.
+#[derive(Debug, Args)]
+pub struct TrainArgs {
+    /// How to split.
+    #[command(flatten)]
+    pub split: SplitArgs,
+    /// Tensors `inputs` and `labels`, int64 [steps, global batch, sequence]; -100 does not count
+    #[arg(long, value_name = "F.safetensors", conflicts_with = "data")]
+    pub batches: Option<PathBuf>,
+    /// Token ids, 1-d; rows are drawn at random from --seed, the same for every mesh
+    #[arg(long, value_name = "F.npy")]
+    pub data: Option<PathBuf>,
+    /// Steps
+    #[arg(long, default_value_t = 100, value_name = "N")]
+    pub steps: usize,
+    /// Largest learning rate
+    #[arg(long, default_value_t = 1e-3, value_name = "X")]
+    pub lr: f64,
+    /// Learning rate at the end
+    #[arg(long, default_value_t = 0.0, value_name = "X")]
+    pub min_lr: f64,
+    /// Steps in which the rate rises
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    pub warmup: usize,
+    /// Decay of the means of gradients and of their squares
+    #[arg(long, default_value = "0.9,0.95", value_name = "B1,B2")]
+    pub betas: String,
+    /// Added to the root of the mean of squares
+    #[arg(long, default_value_t = 1e-8, value_name = "X")]
+    pub eps: f64,
+    /// Of file tensors of two or more dimensions
+    #[arg(long, default_value_t = 0.0, value_name = "X")]
+    pub weight_decay: f64,
+    /// Largest global norm of the gradient
+    #[arg(long, value_name = "X")]
+    pub clip: Option<f64>,
+    /// Of initial weights and drawn rows
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    pub seed: u64,
+    /// local: all ranks in this process on CPU
+    #[arg(long, default_value = "local", value_name = "local|mpi|cuda")]
+    pub backend: String,
+    /// Threads of the local backend; by default as many as cores, at most as many as ranks
+    #[arg(long, value_name = "N")]
+    pub workers: Option<usize>,
+    /// One JSON line a step
+    #[arg(long, value_name = "F.jsonl")]
+    pub metrics: Option<PathBuf>,
+    /// step-N.safetensors for each step: logits, and grad.NAME before clipping
+    #[arg(long, value_name = "DIR")]
+    pub dump: Option<PathBuf>,
+    /// At the end: config.json and model.safetensors
+    #[arg(long, value_name = "DIR")]
+    pub save: Option<PathBuf>,
+    /// Sharded checkpoints
+    #[arg(long, value_name = "DIR")]
+    pub checkpoint: Option<PathBuf>,
+    /// Steps between checkpoints
+    #[arg(long, value_name = "N")]
+    pub every: Option<usize>,
+    /// Go on from the last checkpoint
+    #[arg(long)]
+    pub resume: bool,
+    /// Token ids for evaluation
+    #[arg(long, value_name = "F.npy")]
+    pub eval_data: Option<PathBuf>,
+    /// Steps between evaluations
+    #[arg(long, value_name = "N")]
+    pub eval_every: Option<usize>,
+    /// Print errors only
+    #[arg(short, long)]
+    pub quiet: bool,
+}
+
+/// `meshc export`.
+#[derive(Debug, Args)]
+pub struct ExportArgs {
+    /// A folder with config.json and weights, or a config.json, whose model is then initialised
+    pub model: PathBuf,
+    /// Where to
+    #[arg(short, long, value_name = "DIR")]
+    pub output: PathBuf,
+    /// Of initial weights, if there are none
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    pub seed: u64,
+    /// Element type of the files
+    #[arg(long, default_value = "f32", value_name = "f32|bf16")]
+    pub dtype: String,
+}
+
+/// `meshc data`.
+#[derive(Debug, Args)]
+pub struct DataArgs {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: DataCommand,
+}
+
+/// The commands of `meshc data`.
+#[derive(Debug, Subcommand)]
+pub enum DataCommand {
+    /// Text to token ids
+    Encode {
+        /// UTF-8 text
+        text: PathBuf,
+        /// A tokenizer.json
+        #[arg(long, value_name = "T")]
+        tokenizer: PathBuf,
+        /// Where to
+        #[arg(short, long, value_name = "F.npy")]
+        output: PathBuf,
+    },
+}
+
+/// `meshc bench`.
+#[derive(Debug, Args)]
+pub struct BenchArgs {
+    /// What is measured.
+    #[command(subcommand)]
+    pub command: BenchCommand,
+}
+
+/// The commands of `meshc bench`.
+#[derive(Debug, Subcommand)]
+pub enum BenchCommand {
+    /// Training steps on random tokens, as a share of this machine's own rate of matrix products
+    Step {
+        /// How to split.
+        #[command(flatten)]
+        split: SplitArgs,
+        /// Steps measured, after two that are not
+        #[arg(long, default_value_t = 8, value_name = "N")]
+        steps: usize,
+        /// Threads of the local backend
+        #[arg(long, value_name = "N")]
+        workers: Option<usize>,
+        /// Text for people, JSON for scripts
+        #[arg(long, value_enum, default_value_t = Format::Text)]
+        format: Format,
+    },
+    /// Collectives (not built yet)
+    #[command(hide = true)]
+    Collectives(Later),
+    /// Kernels (not built yet)
+    #[command(hide = true)]
+    Kernels(Later),
+}

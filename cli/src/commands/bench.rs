@@ -1,0 +1,135 @@
+//! `meshc bench step`: training steps on random tokens, as a share of what matrix products alone reach on this machine.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use ir::kernel::{Body, Contract, Kernel, Loop};
+use ir::state::AdamW;
+use ir::{DType, Mesh, Name};
+use planner::{plan, units};
+use runtime::cpu;
+use runtime::data::random::{below, stream_of};
+use runtime::local::{HostTensor, Local, Taps};
+use serde::Serialize;
+
+use super::print;
+use crate::args::{BenchCommand, Format};
+use crate::failure::Failure;
+use crate::loaded::{fill, workers};
+use crate::request::{self, Origin, Request};
+
+/// What was measured. Rates are FLOP/s.
+#[derive(Serialize)]
+struct Measured {
+    cores: usize,
+    workers: usize,
+    ranks: usize,
+    gemm_flops: f64,
+    step_seconds: f64,
+    tokens_per_second: f64,
+    model_flops: f64,
+    share_of_gemm: f64,
+    executed_share_of_gemm: f64,
+}
+
+pub(crate) fn run(origin: &Origin, command: &BenchCommand) -> Result<(), Failure> {
+    let BenchCommand::Step { split, steps, workers: asked, format } = command else {
+        return Err(Failure::NotBuilt("this benchmark".to_string()));
+    };
+    let request = request::read(origin, split, None)?;
+    let compiled = request.compile(AdamW::default(), false, &mut |_, _| {});
+    let planned = plan::plan(&compiled.sharded, &compiled.program, &request.cluster);
+    let ranks = request.mesh.ranks();
+    let used = workers(*asked, ranks);
+    let gemm = gemm_rate()?;
+    let mut local = Local::new(&compiled.program, used)?;
+    fill(&mut local, &compiled.program.states, None, 0)?;
+    let mut taps = Taps::of(["loss"]).finite("loss");
+    let mut best = f64::INFINITY;
+    for step in 0..steps + 2 {
+        let feeds = [random_tokens(&request, step)];
+        let start = Instant::now();
+        local.step(&feeds, &mut taps)?;
+        if step >= 2 {
+            best = best.min(start.elapsed().as_secs_f64());
+        }
+    }
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let executed = plan::contract_flops(&compiled.program) * ranks as f64;
+    let rate = planned.model.flops_full / best;
+    let measured = Measured {
+        cores,
+        workers: used,
+        ranks,
+        gemm_flops: gemm,
+        step_seconds: best,
+        tokens_per_second: planned.model.tokens_per_step as f64 / best,
+        model_flops: rate,
+        share_of_gemm: rate / (gemm * cores as f64),
+        executed_share_of_gemm: executed / best / (gemm * cores as f64),
+    };
+    report(&measured, *format)
+}
+
+fn report(m: &Measured, format: Format) -> Result<(), Failure> {
+    match format {
+        Format::Json => {
+            let text = serde_json::to_string_pretty(m).map_err(|e| Failure::Run(e.to_string()))?;
+            print(&(text + "\n"))
+        }
+        Format::Text => print(&format!(
+            "gemm-f32, 1024 cubed, 1 thread: {}/s; times {} cores: {}/s\n\
+             step (best): {}, {} tokens/s, {} ranks on {} workers\n\
+             model FLOPs, attention whole: {}/s, {:.1} % of gemm on all cores\n\
+             products executed: {:.1} % of gemm on all cores\n",
+            units::count(m.gemm_flops, "FLOP"),
+            m.cores,
+            units::count(m.gemm_flops * m.cores as f64, "FLOP"),
+            units::seconds(m.step_seconds),
+            units::grouped(m.tokens_per_second.round() as u64),
+            m.ranks,
+            m.workers,
+            units::count(m.model_flops, "FLOP"),
+            100.0 * m.share_of_gemm,
+            100.0 * m.executed_share_of_gemm
+        )),
+    }
+}
+
+/// FLOP/s of a 1024 cubed f32 product on one thread, the best of twenty.
+fn gemm_rate() -> Result<f64, Failure> {
+    const N: usize = 1024;
+    let of = |name: &str| Loop { name: name.into(), size: N, axes: Vec::new() };
+    let access = |a: usize, b: usize| vec![vec![a], vec![b]];
+    let (a, b, out) = (access(0, 1), access(1, 2), access(0, 2));
+    let contract = Contract { loops: vec![of("m"), of("k"), of("n")], a, b, out, scale: 1.0 };
+    let kernel =
+        Kernel { reads: vec![DType::F32; 2], writes: vec![DType::F32], body: Body::Contract(contract) };
+    let seconds =
+        cpu::time::seconds(&kernel, &Mesh::default(), &[], 20).map_err(|e| Failure::Run(e.to_string()))?;
+    Ok(2.0 * (N as f64).powi(3) / seconds)
+}
+
+fn random_tokens(request: &Request, step: usize) -> BTreeMap<Name, HostTensor> {
+    let limits = planner::numeric::limits(&request.graph);
+    let make = |input: &ir::state::Input| {
+        let n: usize = input.dims.iter().map(|(_, n)| n).product();
+        let last = input.dims.last().map_or(1, |(_, n)| *n).max(1);
+        let stream = stream_of(&input.name);
+        let limit = limits.get(&input.name).copied().unwrap_or(last) as u64;
+        if input.dtype.is_float() {
+            return HostTensor::F32(
+                (0..n).map(|i| below(step as u64, stream, i as u64, 2000) as f32 / 1000.0 - 1.0).collect(),
+            );
+        }
+        HostTensor::I32(
+            (0..n)
+                .map(|i| match &*input.name {
+                    "position" => (i % last) as i32,
+                    _ => below(step as u64, stream, i as u64, limit) as i32,
+                })
+                .collect(),
+        )
+    };
+    request.graph.inputs.iter().map(|i| (i.name.clone(), make(i))).collect()
+}

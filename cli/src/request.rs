@@ -1,0 +1,244 @@
+//! From what the user asks to a graph with places on a mesh: everything that can make no sense is found here.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use ir::graph::Constraint;
+use ir::state::AdamW;
+use ir::{Graph, Mesh, Name, Sharding, verify};
+use models::{Config, Shape};
+use passes::{Compiled, Trace, compile};
+use planner::cluster::Cluster;
+use planner::conventions::{AXES, places};
+
+use crate::args::{Mode, SplitArgs};
+use crate::failure::Failure;
+
+/// A model of the user's own: its name, the usual size of a step, and how it is built.
+pub struct Own {
+    /// What the plan is titled with.
+    pub name: String,
+    /// The size of a step unless asked otherwise.
+    pub shape: Shape,
+    /// Builds the forward pass of a micro-batch.
+    pub build: Box<dyn Fn(Shape) -> Result<Graph, Vec<ir::dsl::BuildError>>>,
+}
+
+/// Where models come from.
+pub enum Origin {
+    /// From a Hugging Face config or a graph file.
+    Files,
+    /// From the user's own program.
+    Own(Own),
+}
+
+/// A request that makes sense.
+pub struct Request {
+    /// What the plan is titled with.
+    pub title: String,
+    /// The text of the config, to be saved beside weights.
+    pub config: Option<Config>,
+    /// The forward pass.
+    pub graph: Graph,
+    /// The size of a step.
+    pub shape: Shape,
+    /// The devices.
+    pub mesh: Mesh,
+    /// Where inputs and states lie.
+    pub places: BTreeMap<Name, Sharding>,
+    /// What it is priced for.
+    pub cluster: Cluster,
+}
+
+/// Rows and tokens of a step unless the user says otherwise.
+const USUAL: Shape = Shape { batch: 8, sequence: 128 };
+
+/// Reads a request. `fed` is the size of a step that the training data has.
+///
+/// # Errors
+/// What in it makes no sense, or is not built yet.
+pub fn read(origin: &Origin, args: &SplitArgs, fed: Option<Shape>) -> Result<Request, Failure> {
+    not_built(args)?;
+    let mesh = mesh(&args.mesh)?;
+    let mut cluster = planner::cluster::read(&args.cluster)?;
+    cluster.holds(mesh.ranks())?;
+    if cluster.name == "here" && cluster.memory.is_none() {
+        cluster.memory = machine_memory().map(|m| m / mesh.ranks() as f64);
+    }
+    let usual = if let Origin::Own(own) = origin { own.shape } else { USUAL };
+    let shape = shape(args, usual, fed)?;
+    let (title, config, mut graph) = model(origin, args, shape)?;
+    if args.mode == Mode::Forward {
+        graph.loss = None;
+    }
+    check_constraints(&graph, &mesh)?;
+    let places = places(&graph, &mesh);
+    Ok(Request { title, config, graph, shape, mesh, places, cluster })
+}
+
+impl Request {
+    /// Compiles it, with an optimizer if a loss is to be minimised.
+    pub fn compile(&self, adamw: AdamW, dump: bool, trace: Trace) -> Compiled {
+        let mut graph = self.graph.clone();
+        graph.optimizer = Some(adamw);
+        graph.dump = dump;
+        compile(graph, &self.mesh, self.places.clone(), trace)
+    }
+}
+
+fn not_built(args: &SplitArgs) -> Result<(), Failure> {
+    let unless =
+        |fine: bool, what: &str| if fine { Ok(()) } else { Err(Failure::NotBuilt(what.to_string())) };
+    let is = |value: &Option<String>, usual: &str| value.as_deref().is_none_or(|v| v == usual);
+    unless(args.schedule.is_none(), "--schedule (pipelines)")?;
+    unless(args.r#virtual.is_none_or(|v| v == 1), "--virtual above 1 (pipelines)")?;
+    unless(args.stages.is_none(), "--stages (pipelines)")?;
+    unless(args.zero.is_none_or(|z| z == 0), "--zero above 0")?;
+    unless(is(&args.sync, "once"), "--sync other than once")?;
+    unless(is(&args.recompute, "none"), "--recompute other than none")?;
+    unless(is(&args.dtype, "f32"), "--dtype other than f32")?;
+    unless(is(&args.grad_dtype, "f32"), "--grad-dtype other than f32")?;
+    unless(args.rules.is_none(), "--rules")?;
+    unless(args.dropout.is_none_or(|p| p == 0.0), "--dropout above 0")?;
+    unless(matches!(args.mode, Mode::Train | Mode::Forward), "--mode prefill and decode")?;
+    match args.microbatches {
+        0 => Err(Failure::Request("--microbatches 0: a step has at least 1 micro-batch".to_string())),
+        1 => Ok(()),
+        _ => Err(Failure::NotBuilt("--microbatches above 1".to_string())),
+    }
+}
+
+/// Reads a mesh whose axes meshc knows; those that are not built yet have size 1.
+fn mesh(text: &str) -> Result<Mesh, Failure> {
+    let mesh = Mesh::parse(text).map_err(|e| Failure::Request(format!("--mesh {text}: {e}")))?;
+    for (name, size) in &mesh.axes {
+        let base = name.trim_end_matches(|c: char| c.is_ascii_digit());
+        let Some((axis, what)) = AXES.iter().find(|(a, _)| *a == base || *a == &**name) else {
+            let known: Vec<String> = AXES.iter().map(|(a, what)| format!("{a} ({what})")).collect();
+            return Err(Failure::Request(format!(
+                "--mesh {text}: there is no axis `{name}`; there are {}",
+                known.join(", ")
+            )));
+        };
+        if ["pp", "cp", "ep"].contains(axis) && *size > 1 {
+            return Err(Failure::NotBuilt(format!("--mesh {text}: axis {name} ({what})")));
+        }
+    }
+    Ok(mesh)
+}
+
+fn shape(args: &SplitArgs, usual: Shape, fed: Option<Shape>) -> Result<Shape, Failure> {
+    let one = |flag: &str, asked: Option<usize>, fed: Option<usize>, usual: usize| match (asked, fed) {
+        (Some(0), _) => Err(Failure::Request(format!("{flag} 0: at least 1 is needed"))),
+        (Some(n), Some(m)) if n != m => {
+            Err(Failure::Request(format!("{flag} {n}, but the batches have {m}")))
+        }
+        (asked, fed) => Ok(asked.or(fed).unwrap_or(usual)),
+    };
+    Ok(Shape {
+        batch: one("--global-batch", args.global_batch, fed.map(|f| f.batch), usual.batch)?,
+        sequence: one("--seq", args.seq, fed.map(|f| f.sequence), usual.sequence)?,
+    })
+}
+
+fn model(
+    origin: &Origin,
+    args: &SplitArgs,
+    shape: Shape,
+) -> Result<(String, Option<Config>, Graph), Failure> {
+    let own = match origin {
+        Origin::Own(own) => own,
+        Origin::Files => {
+            let path = args.model.as_deref().ok_or_else(|| {
+                let message = "MODEL is missing: a folder with a Hugging Face config.json, such a file, or a graph file";
+                Failure::Request(message.to_string())
+            })?;
+            return from_files(path, args, shape);
+        }
+    };
+    if let Some(path) = &args.model {
+        let message = format!(
+            "this program has a model of its own, {}; it takes no MODEL ({})",
+            own.name,
+            path.display()
+        );
+        return Err(Failure::Request(message));
+    }
+    let graph = (own.build)(shape).map_err(Failure::Build)?;
+    Ok((own.name.clone(), None, graph))
+}
+
+fn from_files(
+    path: &Path,
+    args: &SplitArgs,
+    shape: Shape,
+) -> Result<(String, Option<Config>, Graph), Failure> {
+    if let Some(text) = graph_text(path) {
+        let wrong = |message: String| Failure::Request(format!("{}: {message}", path.display()));
+        let graph = ir::parse_graph(&text).map_err(|e| wrong(e.to_string()))?;
+        verify::verify(&graph)
+            .map_err(|errors| wrong(errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")))?;
+        if args.global_batch.is_some() || args.seq.is_some() {
+            return Err(wrong(
+                "a graph file has its sizes in it; --global-batch and --seq do not apply".to_string(),
+            ));
+        }
+        return Ok((name_of(path), None, graph));
+    }
+    let mut config = Config::read(path)?;
+    config.no_dropout = args.dropout == Some(0.0);
+    let graph = models::build(&config, shape)?;
+    Ok((name_of(path), Some(config), graph))
+}
+
+/// The text of a graph file, if it is one.
+fn graph_text(path: &Path) -> Option<String> {
+    let file = path.is_file() && path.extension().is_none_or(|e| e != "json");
+    let text = std::fs::read_to_string(path).ok().filter(|_| file)?;
+    let first = text.lines().map(|l| l.split(';').next().unwrap_or("").trim()).find(|l| !l.is_empty())?;
+    (first == "graph").then_some(text)
+}
+
+fn name_of(path: &Path) -> String {
+    let path = if path.ends_with("config.json") { path.parent().unwrap_or(path) } else { path };
+    path.file_stem().map_or_else(|| "model".to_string(), |n| n.to_string_lossy().into_owned())
+}
+
+/// A constraint that cannot be kept is an error: one entry a dimension, no axis twice, none that also splits the batch
+/// elsewhere.
+fn check_constraints(graph: &Graph, mesh: &Mesh) -> Result<(), Failure> {
+    let show = |c: &Constraint| {
+        let dim = |d: &Vec<Name>| if d.is_empty() { "_".to_string() } else { d.join(".") };
+        format!("constrain {} [{}]", c.value, c.dims.iter().map(dim).collect::<Vec<_>>().join(", "))
+    };
+    for (i, c) in graph.constraints.iter().enumerate() {
+        let shape = graph.shape(c.value);
+        if c.dims.len() != shape.len() {
+            let message = format!("{}: the value has {} dimensions, {shape:?}", show(c), shape.len());
+            return Err(Failure::Request(message));
+        }
+        let axes: Vec<&Name> = c.dims.iter().flatten().collect();
+        if let Some(twice) = axes.iter().enumerate().find(|(k, a)| axes[..*k].contains(a)) {
+            return Err(Failure::Request(format!("{}: axis {} is used twice", show(c), twice.1)));
+        }
+        let known = |a: &&Name| mesh.find(a).is_some() || AXES.iter().any(|(n, _)| *n == &***a);
+        if let Some(axis) = axes.iter().find(|a| !known(a)) {
+            return Err(Failure::Request(format!(
+                "{}: neither the mesh `{mesh}` nor meshc has an axis {axis}",
+                show(c)
+            )));
+        }
+        if let Some(other) = graph.constraints[..i].iter().find(|o| o.value == c.value && o.dims != c.dims) {
+            return Err(Failure::Request(format!("{} contradicts {}", show(c), show(other))));
+        }
+    }
+    Ok(())
+}
+
+/// Bytes of this machine's memory.
+fn machine_memory() -> Option<f64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find(|l| l.starts_with("MemTotal:"))?;
+    let kib: f64 = line.split_whitespace().nth(1)?.parse().ok()?;
+    Some(kib * 1024.0)
+}
