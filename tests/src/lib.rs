@@ -1,3 +1,5 @@
-//! What the tests share: oracles, and graphs of the models that they are about.
+//! What the tests share: oracles, random numbers, and whether a sharded graph means what its graph means.
 
+pub mod meaning;
 pub mod oracle;
+pub mod random;

@@ -31,17 +31,15 @@ pub fn tensors(path: &Path) -> BTreeMap<String, (Vec<usize>, Vec<f64>)> {
     file.tensors()
         .into_iter()
         .map(|(name, t)| {
-            let data = match t.dtype() {
-                safetensors::Dtype::F32 => t
-                    .data()
-                    .chunks(4)
-                    .map(|c| f64::from(f32::from_le_bytes([c[0], c[1], c[2], c[3]])))
-                    .collect(),
-                safetensors::Dtype::F64 => t.data().chunks(8).map(|c| f64::from_le_bytes(eight(c))).collect(),
-                safetensors::Dtype::I64 => {
-                    t.data().chunks(8).map(|c| i64::from_le_bytes(eight(c)) as f64).collect()
-                }
-                other => panic!("{name} is {other:?}"),
+            let eights = || t.data().chunks(8).map(eight);
+            let data = if t.dtype() == safetensors::Dtype::F32 {
+                t.data().chunks(4).map(|c| f64::from(f32::from_le_bytes([c[0], c[1], c[2], c[3]]))).collect()
+            } else if t.dtype() == safetensors::Dtype::F64 {
+                eights().map(f64::from_le_bytes).collect()
+            } else if t.dtype() == safetensors::Dtype::I64 {
+                eights().map(|c| i64::from_le_bytes(c) as f64).collect()
+            } else {
+                panic!("{name} is {:?}", t.dtype())
             };
             (name, (t.shape().to_vec(), data))
         })

@@ -33,10 +33,6 @@ fn feeds(oracle: &Oracle, graph: &ir::Graph, step: usize) -> Feeds<f64> {
 }
 
 fn compiled(oracle: &Oracle, mesh: &str) -> ir::ShardedGraph {
-    compiled_all(oracle, mesh).sharded
-}
-
-fn compiled_all(oracle: &Oracle, mesh: &str) -> passes::Compiled {
     let config = Config::read(&oracle.folder).unwrap();
     let batch = oracle.case["global_batch"].as_u64().unwrap() as usize;
     let sequence = oracle.case["sequence"].as_u64().unwrap() as usize;
@@ -45,7 +41,7 @@ fn compiled_all(oracle: &Oracle, mesh: &str) -> passes::Compiled {
     graph.dump = true;
     let mesh = Mesh::parse(mesh).unwrap();
     let places = planner::conventions::places(&graph, &mesh);
-    passes::compile(graph, &mesh, places, &mut |_, _| {})
+    passes::compile(graph, &mesh, places, &mut |_, _| {}).sharded
 }
 
 fn taps(graph: &ir::Graph) -> BTreeMap<Name, ir::Value> {
@@ -97,20 +93,6 @@ fn every_mesh_equals_one_device() {
         let oracle = read(name);
         for mesh in ["dp=2", "tp=2", "dp=2,tp=2", "tp=3,dp=5"] {
             let sharded = compiled(&oracle, mesh);
-            let mut count: BTreeMap<String, usize> = BTreeMap::new();
-            for n in sharded.graph.nodes.iter().filter(|n| n.op == Op::Reshard) {
-                let (from, to) = (sharded.sharding(n.args[0]), sharded.sharding(n.results[0]));
-                for m in ir::moves(from, to) {
-                    let key = format!(
-                        "{} {} {:?}",
-                        n.mark.part.name(),
-                        m.show(&sharded.mesh),
-                        sharded.graph.shape(n.args[0]).len()
-                    );
-                    *count.entry(key).or_default() += 1;
-                }
-            }
-            println!("{name} {mesh}: {count:#?}");
             let feeds = feeds(&oracle, &sharded.graph, 0);
             let want = one_device(&sharded.graph, &feeds);
             let got = run(&sharded, &feeds, runtime::eval::eval);
@@ -121,13 +103,4 @@ fn every_mesh_equals_one_device() {
             }
         }
     }
-}
-
-#[test]
-fn dump() {
-    let (name, mesh) = (std::env::var("M").unwrap_or("gpt2".into()), std::env::var("MESH").unwrap_or("dp=2".into()));
-    let c = compiled_all(&read(&name), &mesh);
-    println!("{}\n{}", c.sharded, c.program);
-    assert_eq!(ir::parse_program(&c.program.to_string()).unwrap(), c.program);
-    assert_eq!(ir::parse_sharded(&c.sharded.to_string()).unwrap(), c.sharded);
 }

@@ -1,0 +1,244 @@
+//! Requests that make no sense: exit 2 and a message that says what is, where, and what would work; runs that fail: exit
+//! 1; never a panic, never half a file.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use meshc_tests::oracle;
+
+fn meshc(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_meshc")).args(args).output().unwrap()
+}
+
+/// The exit status, and everything that was said.
+fn said(args: &[&str]) -> (i32, String) {
+    let done = meshc(args);
+    let text = format!("{}{}", String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
+    assert!(!text.contains("panicked"), "{args:?}: {text}");
+    (done.status.code().unwrap_or(-1), text)
+}
+
+fn expect(args: &[&str], status: i32, words: &[&str]) {
+    let (code, text) = said(args);
+    assert_eq!(code, status, "{args:?}: {text}");
+    for word in words {
+        assert!(text.contains(word), "{args:?} should say `{word}`, but says: {text}");
+    }
+}
+
+fn folder(config: &str) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("config.json"), config).unwrap();
+    folder
+}
+
+fn gpt2() -> String {
+    oracle::read("gpt2").folder.display().to_string()
+}
+
+#[test]
+fn what_makes_no_sense_is_refused() {
+    let model = gpt2();
+    let empty = tempfile::tempdir().unwrap();
+    let rows: &[(&[&str], &[&str])] = &[
+        (&["plan"], &["MODEL is missing"]),
+        (&["plan", empty.path().to_str().unwrap()], &["no config.json", empty.path().to_str().unwrap()]),
+        (&["plan", "/nonexistent/model"], &["no config.json", "/nonexistent/model"]),
+        (&["plan", &model, "--mesh", "dp=0"], &["axis dp has size `0`"]),
+        (
+            &["plan", &model, "--mesh", "xp=2"],
+            &["no axis `xp`", "dp (batch)", "tp (heads, hidden and vocabulary)"],
+        ),
+        (&["plan", &model, "--mesh", "dp"], &["name=size"]),
+        (&["plan", &model, "--mesh", "dp=2,dp=2"], &["axis dp is named twice"]),
+        (&["plan", &model, "--mesch", "dp=2"], &["--mesch", "--mesh"]),
+        (&["plan", &model, "--mesh", "pp=2"], &["axis pp (layers)", "not built yet"]),
+        (&["plan", &model, "--zero", "1"], &["--zero", "not built yet"]),
+        (&["plan", &model, "--microbatches", "2"], &["--microbatches", "not built yet"]),
+        (&["plan", &model, "--dtype", "bf16"], &["--dtype", "not built yet"]),
+        (&["plan", &model, "--cluster", "tpu"], &["no cluster `tpu`", "h100", "here"]),
+        (&["plan", &model, "--mesh", "dp=2", "--cluster", "h100:1"], &["2 ranks", "1 devices"]),
+        (&["plan", &model, "--seq", "65"], &["65 tokens", "64 positions"]),
+        (&["plan", &model, "--global-batch", "0"], &["--global-batch 0"]),
+        (&["plan", &model, "--mode", "decode"], &["not built yet"]),
+        (&["generate", &model, "--prompt-ids", "1"], &["`meshc generate`", "not built yet"]),
+        (&["search", &model, "--cluster", "h100:8"], &["`meshc search`", "not built yet"]),
+        (&["frobnicate"], &["frobnicate"]),
+        (&["train", &model, "--seq", "32"], &["nothing to train on", "--data", "--batches"]),
+        (&["train", &model, "--seq", "32", "--data", "/nonexistent.npy"], &["/nonexistent.npy"]),
+        (&["train", &model, "--backend", "cuda"], &["--backend cuda", "not built yet"]),
+        (&["train", &model, "--betas", "0.9"], &["--betas 0.9", "two numbers"]),
+        (&["train", &model, "--steps", "0"], &["--steps 0"]),
+        (&["train", &model, "--checkpoint", "x"], &["--checkpoint", "not built yet"]),
+        (&["show", "/nonexistent.plan"], &["/nonexistent.plan"]),
+        (&["show", &format!("{model}/config.json")], &["no plan file", "meshc plan 1"]),
+        (&["trace", &model, "--seq", "32", "--pass", "fold"], &["no pass `fold`", "autodiff", "fuse"]),
+        (&["export", &model, "-o", "x", "--dtype", "f8"], &["--dtype f8"]),
+    ];
+    for (args, words) in rows {
+        expect(args, 2, words);
+    }
+}
+
+#[test]
+fn a_config_says_what_in_it_is_wrong() {
+    let config = |edit: fn(&mut serde_json::Map<String, serde_json::Value>)| {
+        let text = std::fs::read_to_string(Path::new(&gpt2()).join("config.json")).unwrap();
+        let mut value: serde_json::Value = serde_json::from_str(&text).unwrap();
+        edit(value.as_object_mut().unwrap());
+        folder(&value.to_string())
+    };
+    let rows: [(tempfile::TempDir, &[&str]); 9] = [
+        (folder("{"), &["is no config"]),
+        (folder("[]"), &["holds no object"]),
+        (
+            config(|c| drop(c.insert("model_type".into(), "bert".into()))),
+            &["model_type `bert`", "gpt2, llama"],
+        ),
+        (config(|c| drop(c.remove("n_embd"))), &["lacks `n_embd`", "gpt2"]),
+        (config(|c| drop(c.insert("n_head".into(), 5.into()))), &["`n_head` is 5", "divisor of n_embd, 32"]),
+        (config(|c| drop(c.insert("n_layer".into(), (-1).into()))), &["`n_layer` is -1", "at least 1"]),
+        (config(|c| drop(c.insert("activation_function".into(), "gelu".into()))), &["`gelu`", "gelu_new"]),
+        (
+            config(|c| drop(c.insert("embd_pdrop".into(), 0.1.into()))),
+            &["`embd_pdrop` is 0.1", "--dropout 0"],
+        ),
+        (config(|c| drop(c.insert("sliding_window".into(), 7.into()))), &["`sliding_window` is 7", "gpt2"]),
+    ];
+    for (folder, words) in &rows {
+        expect(&["plan", folder.path().to_str().unwrap(), "--seq", "32"], 2, words);
+    }
+    let dropout = config(|c| drop(c.insert("embd_pdrop".into(), 0.1.into())));
+    expect(&["plan", dropout.path().to_str().unwrap(), "--seq", "32", "--dropout", "0"], 0, &["parameters"]);
+}
+
+/// A copy of the model whose weights were changed by `edit`.
+fn with_weights(edit: impl Fn(&mut Vec<u8>)) -> tempfile::TempDir {
+    let from = oracle::read("gpt2").folder;
+    let to = tempfile::tempdir().unwrap();
+    std::fs::copy(from.join("config.json"), to.path().join("config.json")).unwrap();
+    let mut bytes = std::fs::read(from.join("model.safetensors")).unwrap();
+    edit(&mut bytes);
+    std::fs::write(to.path().join("model.safetensors"), bytes).unwrap();
+    to
+}
+
+/// Changes the header of a safetensors file as text.
+fn header(bytes: &mut Vec<u8>, edit: impl Fn(String) -> String) {
+    let n = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let text = edit(String::from_utf8(bytes[8..8 + n].to_vec()).unwrap());
+    let mut out = (text.len() as u64).to_le_bytes().to_vec();
+    out.extend(text.as_bytes());
+    out.extend(&bytes[8 + n..]);
+    *bytes = out;
+}
+
+#[test]
+fn lying_weights_are_found_before_a_step() {
+    let rows: [(tempfile::TempDir, &[&str]); 7] = [
+        (with_weights(|b| b.truncate(5)), &["model.safetensors"]),
+        (with_weights(|b| b.truncate(b.len() / 2)), &["model.safetensors"]),
+        (with_weights(|b| b[..8].copy_from_slice(&(1u64 << 60).to_le_bytes())), &["model.safetensors"]),
+        (
+            with_weights(|b| {
+                header(b, |t| t.replace("\"transformer.wpe.weight\"", "\"transformer.wpe.other\""))
+            }),
+            &["transformer.wpe.weight"],
+        ),
+        (
+            with_weights(|b| header(b, |t| t.replacen("[64,32]", "[32,64]", 1))),
+            &["transformer.wpe.weight", "[64, 32]", "[32, 64]"],
+        ),
+        (with_weights(|b| header(b, |t| t.replacen("[0,", "[900000000,", 1))), &["model.safetensors"]),
+        (with_weights(|b| header(b, |t| t.replace("\"F32\"", "\"I32\""))), &["model.safetensors", "I32"]),
+    ];
+    let data = oracle::read("gpt2").folder.join("data.safetensors");
+    for (folder, words) in &rows {
+        let out = folder.path().join("out");
+        let args =
+            ["train", folder.path().to_str().unwrap(), "--batches", data.to_str().unwrap(), "--steps", "1"];
+        let args: Vec<&str> = args.into_iter().chain(["--save", out.to_str().unwrap()]).collect();
+        expect(&args, 2, words);
+        assert!(!out.join("model.safetensors").exists());
+    }
+}
+
+/// Batches of 2 steps, 2 rows of 8, every id `id` and the last label `label`.
+fn batches(path: &Path, id: i64, label: i64) {
+    let inputs = vec![id; 32];
+    let mut labels = vec![1i64; 32];
+    labels[31] = label;
+    let bytes = |v: &[i64]| v.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
+    let (inputs, labels) = (bytes(&inputs), bytes(&labels));
+    let view =
+        |data| safetensors::tensor::TensorView::new(safetensors::Dtype::I64, vec![2, 2, 8], data).unwrap();
+    let views = [("inputs", view(&inputs)), ("labels", view(&labels))];
+    std::fs::write(path, safetensors::serialize(views, None).unwrap()).unwrap();
+}
+
+#[test]
+fn data_that_does_not_fit_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("b.safetensors");
+    let model = gpt2();
+    let train = |extra: &[&str]| {
+        let args = ["train", &model, "--batches", file.to_str().unwrap(), "--steps", "2", "--quiet"];
+        said(&args.into_iter().chain(extra.iter().copied()).collect::<Vec<_>>())
+    };
+    batches(&file, 103, 1);
+    let (code, text) = train(&[]);
+    assert_eq!(code, 2, "{text}");
+    assert!(text.contains("103") && text.contains("inputs"), "{text}");
+    batches(&file, 1, 103);
+    let (code, text) = train(&[]);
+    assert_eq!(code, 2, "{text}");
+    assert!(text.contains("labels") && text.contains("step 1"), "{text}");
+    batches(&file, 1, -100);
+    assert_eq!(train(&[]).0, 0);
+    let (code, text) = train(&["--steps", "3"]);
+    assert!(code == 2 && text.contains("2 steps"), "{text}");
+    let (code, text) = train(&["--global-batch", "3"]);
+    assert!(code == 2 && text.contains("batches have 2"), "{text}");
+    std::fs::write(&file, b"short").unwrap();
+    assert_eq!(train(&[]).0, 2);
+}
+
+#[test]
+fn a_loss_that_is_not_finite_stops_with_its_first_cause() {
+    let poisoned = with_weights(|b| {
+        let n = b.len();
+        // The last tensor of the file is wte; its first row gets a NaN.
+        b[n - 103 * 32 * 4..n - 103 * 32 * 4 + 4].copy_from_slice(&f32::NAN.to_le_bytes());
+    });
+    let out = poisoned.path().join("out");
+    let data = poisoned.path().join("b.safetensors");
+    batches(&data, 0, 1);
+    for mesh in ["", "dp=2", "tp=2"] {
+        let args =
+            ["train", poisoned.path().to_str().unwrap(), "--mesh", mesh, "--batches", data.to_str().unwrap()];
+        let args: Vec<&str> =
+            args.into_iter().chain(["--steps", "2", "--quiet", "--save", out.to_str().unwrap()]).collect();
+        expect(&args, 1, &["step 0", "loss is not finite", "the first value", "NaN"]);
+        assert!(!out.join("model.safetensors").exists());
+    }
+}
+
+#[test]
+fn what_cannot_be_written_leaves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let blocker = folder.path().join("file");
+    std::fs::write(&blocker, "x").unwrap();
+    let data = folder.path().join("b.safetensors");
+    batches(&data, 1, 1);
+    let model = gpt2();
+    let inside = blocker.join("out").display().to_string();
+    let train = ["train", &model, "--batches", data.to_str().unwrap(), "--steps", "1", "--quiet"];
+    for flag in ["--save", "--dump", "--metrics"] {
+        let args: Vec<&str> = train.into_iter().chain([flag, &inside]).collect();
+        expect(&args, 1, &[&inside]);
+    }
+    expect(&["plan", &model, "--seq", "32", "-o", &inside], 1, &[&inside]);
+    expect(&["export", &model, "-o", &inside], 1, &[&inside]);
+    let left: Vec<_> = std::fs::read_dir(folder.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(left.len(), 2, "{left:?}");
+}

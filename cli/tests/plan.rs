@@ -1,0 +1,129 @@
+//! What `meshc plan`, `show`, `check` and `trace` print.
+
+use std::process::Command;
+
+use meshc_tests::oracle;
+use serde_json::Value;
+
+fn meshc(args: &[&str]) -> String {
+    let done = Command::new(env!("CARGO_BIN_EXE_meshc")).args(args).output().unwrap();
+    assert!(done.status.success(), "{args:?}: {}", String::from_utf8_lossy(&done.stderr));
+    String::from_utf8(done.stdout).unwrap()
+}
+
+fn folder(name: &str) -> String {
+    oracle::read(name).folder.display().to_string()
+}
+
+#[test]
+fn plan_as_json_keeps_the_contract() {
+    let text = meshc(&["plan", &folder("llama"), "--mesh", "dp=2,tp=2", "--seq", "32", "--format", "json"]);
+    let plan: Value = serde_json::from_str(&text).unwrap();
+    let keys = |v: &Value| v.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
+    assert_eq!(
+        keys(&plan),
+        ["model", "mesh", "ranks", "comm", "comm_total", "memory", "schedule", "time", "choices"]
+    );
+    assert_eq!(
+        keys(&plan["comm"][0]),
+        [
+            "op",
+            "axes",
+            "group_size",
+            "stage",
+            "phase",
+            "tensor",
+            "count",
+            "bytes",
+            "wire_bytes",
+            "seconds",
+            "exposed_seconds"
+        ]
+    );
+    let memory = &plan["memory"]["stages"][0];
+    let parts = ["parameters", "gradients", "optimizer", "activations", "temporary"];
+    let sum: u64 = parts.iter().map(|k| memory[k].as_u64().unwrap()).sum();
+    assert_eq!(memory["peak"].as_u64(), Some(sum));
+    // The listed terms are the totals.
+    let rows = plan["comm"].as_array().unwrap();
+    let product = |r: &Value, k: &str| r["count"].as_f64().unwrap() * r[k].as_f64().unwrap();
+    let wire: f64 = rows.iter().map(|r| product(r, "wire_bytes")).sum();
+    assert!((wire - plan["comm_total"]["wire_bytes_per_rank"].as_f64().unwrap()).abs() < 1e-6);
+    let exposed: f64 = rows.iter().map(|r| product(r, "exposed_seconds")).sum();
+    let time = |k: &str| plan["time"][k].as_f64().unwrap();
+    assert!((exposed - time("exposed_comm_seconds")).abs() < 1e-12);
+    let terms = time("compute_seconds") + time("exposed_comm_seconds") + time("bubble_seconds");
+    assert!((terms - time("step_seconds")).abs() < 1e-12);
+    assert_eq!(plan["model"]["parameters"].as_u64(), Some(52_800));
+    assert_eq!(plan["schedule"]["table"], serde_json::json!([["0F0", "0B0", "0O"]]));
+}
+
+#[test]
+fn a_plan_file_is_shown_and_checked() {
+    let to = tempfile::tempdir().unwrap();
+    let file = to.path().join("llama.plan").display().to_string();
+    let text = meshc(&["plan", &folder("llama"), "--mesh", "dp=2,tp=2", "--seq", "8", "-o", &file]);
+    assert!(text.contains("all_reduce"));
+    let shown = meshc(&["show", &file, "--rank", "3", "--stage", "0"]);
+    assert!(shown.contains("rank 3 at dp=1,tp=1") && shown.contains("segment F"), "{shown}");
+    let checked = meshc(&["check", &file, "--numeric"]);
+    assert!(checked.lines().all(|l| l.starts_with("ok  ")) && checked.contains("lockstep"), "{checked}");
+    // A plan that was tampered with is refused, and the place is named.
+    let broken =
+        std::fs::read_to_string(&file).unwrap().replacen("start all_reduce(tp)", "start all_reduce(dp)", 1);
+    std::fs::write(&file, broken).unwrap();
+    let done = Command::new(env!("CARGO_BIN_EXE_meshc")).args(["check", &file]).output().unwrap();
+    let said = String::from_utf8_lossy(&done.stderr).into_owned();
+    assert_eq!(done.status.code(), Some(1), "{said}");
+    assert!(
+        said.contains("stage 0, segment F, instruction") && said.contains("all_reduce(dp) leads from"),
+        "{said}"
+    );
+}
+
+#[test]
+fn check_passes_for_both_models() {
+    for model in ["gpt2", "llama"] {
+        for mesh in ["", "dp=2", "tp=2", "dp=2,tp=2", "tp=3"] {
+            let args =
+                ["check", &folder(model), "--mesh", mesh, "--seq", "8", "--global-batch", "4", "--numeric"];
+            let text = meshc(&args);
+            assert_eq!(text.lines().filter(|l| l.starts_with("ok  ")).count(), 6, "{text}");
+        }
+    }
+}
+
+#[test]
+fn trace_prints_each_pass_once() {
+    let text = meshc(&["trace", &folder("gpt2"), "--mesh", "dp=2", "--seq", "8"]);
+    let names: Vec<&str> = text.lines().filter_map(|l| l.strip_prefix("after ")).collect();
+    assert_eq!(
+        names,
+        [
+            "graph",
+            "autodiff",
+            "optimizer",
+            "untap",
+            "simplify",
+            "choose",
+            "reshard",
+            "lower",
+            "fuse",
+            "assign",
+            "place"
+        ]
+    );
+    let one = meshc(&["trace", &folder("gpt2"), "--mesh", "dp=2", "--seq", "8", "--pass", "fuse"]);
+    assert!(one.starts_with("after fuse\nprogram mesh dp=2"));
+}
+
+#[test]
+fn graph_files_are_models_too() {
+    let to = tempfile::tempdir().unwrap();
+    let traced = meshc(&["trace", &folder("llama"), "--seq", "8", "--pass", "graph"]);
+    let file = to.path().join("llama.graph");
+    std::fs::write(&file, traced.strip_prefix("after graph\n").unwrap()).unwrap();
+    let a = meshc(&["plan", file.to_str().unwrap(), "--mesh", "tp=2", "--format", "json"]);
+    let b = meshc(&["plan", &folder("llama"), "--mesh", "tp=2", "--seq", "8", "--format", "json"]);
+    assert_eq!(a, b);
+}
