@@ -54,7 +54,7 @@ fn plan_as_json_keeps_the_contract() {
     assert!((exposed - time("exposed_comm_seconds")).abs() < 1e-12);
     let terms = time("compute_seconds") + time("exposed_comm_seconds") + time("bubble_seconds");
     assert!((terms - time("step_seconds")).abs() < 1e-12);
-    assert_eq!(plan["model"]["parameters"].as_u64(), Some(52_800));
+    assert_eq!(plan["model"]["parameters"].as_u64(), Some(52_832));
     assert_eq!(plan["schedule"]["table"], serde_json::json!([["0F0", "0B0", "0O"]]));
 }
 

@@ -358,15 +358,14 @@ impl Choosing {
         wish: Option<&Sharding>,
         hint: Option<&Sharding>,
     ) -> f64 {
-        let moving = |(v, needed): (&Value, &Sharding)| {
-            let copied = self.copies.contains(&(*v, needed.clone()));
-            if copied {
-                0.0
-            } else {
-                price(&self.shardings[v.index()], needed, self.new.graph.shape(*v), &self.mesh)
+        let needs: Vec<(&Value, &Sharding)> = node.args.iter().zip(&layout.args).collect();
+        let mut total = 0.0;
+        for (i, (v, needed)) in needs.iter().enumerate() {
+            // A value that is needed twice in one sharding is moved once.
+            if !needs[..i].contains(&(*v, *needed)) && !self.copies.contains(&(**v, (*needed).clone())) {
+                total += price(&self.shardings[v.index()], needed, self.new.graph.shape(**v), &self.mesh);
             }
-        };
-        let mut total: f64 = node.args.iter().zip(&layout.args).map(moving).sum();
+        }
         let work: f64 = node.sizes.iter().map(|n| *n as f64).product();
         let shared = self.mesh.pieces(&strategy.split.concat());
         total += WORK * work / shared as f64;

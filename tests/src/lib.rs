@@ -3,3 +3,4 @@
 pub mod meaning;
 pub mod oracle;
 pub mod random;
+pub mod whole;

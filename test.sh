@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# All tests: format, lints, tests, docs. `--long` runs the random tests with their full counts.
+set -euo pipefail
+cd "$(dirname "$0")"
+
+if [ "${1:-}" = "--long" ]; then
+  export MESHC_CASES=20000 MESHC_GRAPHS=2000
+fi
+cargo fmt --all --check
+cargo clippy --workspace --all-targets -- -D warnings
+cargo test --workspace
+RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
