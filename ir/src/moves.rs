@@ -195,19 +195,30 @@ fn next(at: &Sharding, to: &Sharding) -> Option<Move> {
         let axes = leaving.iter().filter(|(_, r)| *r == reduce).map(|(a, _)| *a).collect();
         return Some(Move::AllReduce { axes, reduce });
     }
-    for (from, axes) in at.dims.iter().enumerate() {
-        let keep = axes.iter().zip(&to.dims[from]).take_while(|(a, b)| a == b).count();
-        let extra = &axes[keep..];
-        let Some(&last) = extra.last() else { continue };
-        if let Some(dim) =
-            (0..at.dims.len()).find(|d| *d != from && wanted(*d).is_some_and(|w| w.first() == Some(&last)))
-        {
-            return Some(Move::AllToAll { axes: vec![last], from, to: dim });
-        }
-        // An axis that is wanted elsewhere waits for its own move; only what no dimension wants is joined.
-        let elsewhere = |a: &Axis| to.dims.iter().enumerate().any(|(d, axes)| d != from && axes.contains(a));
-        let run = extra.iter().rev().take_while(|a| !elsewhere(a)).count().max(1);
-        return Some(Move::AllGather { axes: extra[extra.len() - run..].to_vec(), dim: from });
+    // The inner axes of each dimension that its goal does not have there.
+    let extra: Vec<&[Axis]> = (0..at.dims.len())
+        .map(|d| {
+            let keep = at.dims[d].iter().zip(&to.dims[d]).take_while(|(a, b)| a == b).count();
+            &at.dims[d][keep..]
+        })
+        .collect();
+    if let Some(step) = all_to_all(at, &extra, &wanted) {
+        return Some(step);
+    }
+    // An axis that is wanted elsewhere waits for its own move; only what no dimension wants is joined, unless all wait
+    // for each other.
+    let elsewhere =
+        |from: usize, a: &Axis| to.dims.iter().enumerate().any(|(d, axes)| d != from && axes.contains(a));
+    let idle = |from: usize| extra[from].iter().rev().take_while(|a| !elsewhere(from, a)).count();
+    let gather = |from: usize, n: usize| Move::AllGather {
+        axes: extra[from][extra[from].len() - n..].to_vec(),
+        dim: from,
+    };
+    if let Some(from) = (0..extra.len()).find(|d| idle(*d) > 0) {
+        return Some(gather(from, idle(from)));
+    }
+    if let Some(from) = (0..extra.len()).find(|d| !extra[*d].is_empty()) {
+        return Some(gather(from, 1));
     }
     for dim in 0..at.dims.len() {
         let axes = &to.dims[dim][at.dims[dim].len()..];
@@ -217,4 +228,29 @@ fn next(at: &Sharding, to: &Sharding) -> Option<Move> {
     }
     let missing = to.partial.iter().find(|p| !at.partial.contains(p));
     missing.map(|&(axis, reduce)| Move::ToPartial { axis, reduce })
+}
+
+/// The inner axes of a dimension, as many as can go at once, to a dimension whose next axes they are; or first the
+/// slice that makes them the next.
+fn all_to_all<'a>(
+    at: &Sharding,
+    extra: &[&[Axis]],
+    wanted: &dyn Fn(usize) -> Option<&'a [Axis]>,
+) -> Option<Move> {
+    for (from, extra) in extra.iter().enumerate() {
+        for n in (1..=extra.len()).rev() {
+            let run = &extra[extra.len() - n..];
+            for dim in (0..at.dims.len()).filter(|d| *d != from) {
+                let next = wanted(dim).unwrap_or(&[]);
+                let Some(before) = (0..next.len()).find(|i| next[*i..].starts_with(run)) else { continue };
+                if before == 0 {
+                    return Some(Move::AllToAll { axes: run.to_vec(), from, to: dim });
+                }
+                if next[..before].iter().all(|a| !at.axes().any(|b| b == *a)) {
+                    return Some(Move::Slice { axes: next[..before].to_vec(), dim });
+                }
+            }
+        }
+    }
+    None
 }

@@ -272,6 +272,11 @@ impl Op {
         matches!(self, Op::Assign(_) | Op::Tap(_))
     }
 
+    /// How many results it has.
+    pub fn results(&self) -> usize {
+        usize::from(!self.has_effect())
+    }
+
     /// How many operands it takes; none if any number.
     pub fn arity(&self) -> Option<usize> {
         match self {

@@ -20,7 +20,18 @@ pub struct ParseError {
     pub message: String,
 }
 
-/// A line without its comment.
+/// A line without its comment. A `;` inside a quoted name starts none.
 fn code(line: &str) -> &str {
-    line.split(';').next().unwrap_or("").trim_end()
+    let mut quoted = false;
+    let mut escaped = false;
+    for (i, c) in line.char_indices() {
+        match c {
+            _ if escaped => escaped = false,
+            '\\' if quoted => escaped = true,
+            '"' => quoted = !quoted,
+            ';' if !quoted => return line[..i].trim_end(),
+            _ => {}
+        }
+    }
+    line.trim_end()
 }

@@ -1,6 +1,7 @@
 //! The rules that every graph keeps, before and after each pass. All that are broken are reported, not the first.
 //!
-//! - Operands come before their use; each op has the operands that it takes.
+//! - Operands come before their use; each op has the operands and results that it takes; no factor stands twice in one.
+//! - Names in the tables are unique; loss, gradients and constraints fit their values.
 //! - The shape of every value is the one that its node's signature gives; sizes agree.
 //! - Element types fit: comparisons give truth values, indices are integers, the rest is of one type.
 //! - A micro-batch's value becomes a step's only through `accumulate`.
@@ -44,6 +45,25 @@ pub enum Fault {
         /// What it has.
         found: usize,
     },
+    /// Another number of results.
+    #[error("`{op}` has {needed} results, not {found}")]
+    Results {
+        /// The op.
+        op: String,
+        /// What it has.
+        needed: usize,
+        /// What is written.
+        found: usize,
+    },
+    /// A factor that stands twice in one tensor.
+    #[error("factor {0} stands twice in one tensor, which no split can follow")]
+    FactorTwice(String),
+    /// A name that two entries of the tables have.
+    #[error("the name `{0}` is given to two inputs or states")]
+    NameTwice(String),
+    /// A loss, gradient or constraint that does not fit its value.
+    #[error("{0}")]
+    Claim(String),
     /// Sizes do not fit.
     #[error("{0}")]
     Size(#[from] SizeError),
@@ -183,7 +203,46 @@ pub fn verify(graph: &Graph) -> Result<(), Vec<VerifyError>> {
     for (i, n) in defined.iter().enumerate().filter(|(_, n)| **n != 1) {
         errors.push(VerifyError { at: Value(i as u32).to_string(), kind: Fault::Defined(*n) });
     }
+    check_claims(graph, &mut errors);
     if errors.is_empty() { Ok(()) } else { Err(errors) }
+}
+
+/// What the graph says of values besides its nodes.
+fn check_claims(graph: &Graph, errors: &mut Vec<VerifyError>) {
+    let mut claim = |at: String, kind: Fault| errors.push(VerifyError { at, kind });
+    let names: Vec<&str> =
+        graph.inputs.iter().map(|i| &*i.name).chain(graph.states.iter().map(|s| &*s.name)).collect();
+    for name in (1..names.len()).filter(|i| names[..*i].contains(&names[*i])).map(|i| names[i]) {
+        claim("tables".to_string(), Fault::NameTwice(name.to_string()));
+    }
+    let shape = |v: Value| graph.values.get(v.index()).map(|t| t.shape.clone());
+    for v in graph.loss.iter().flat_map(|l| [l.sum, l.count]) {
+        if shape(v) != Some(Vec::new()) {
+            claim("loss".to_string(), Fault::Claim(format!("{v} is half of the loss, which is two scalars")));
+        }
+    }
+    for (name, v) in &graph.gradients {
+        match graph.state(name) {
+            None => claim(format!("gradient {name}"), Fault::Missing("state", name.to_string())),
+            Some(s) if shape(*v) != Some(s.shape()) => {
+                let found = shape(*v).unwrap_or_default();
+                let text = format!("the state has shape {:?}, but {v} has {found:?}", s.shape());
+                claim(format!("gradient {name}"), Fault::Claim(text));
+            }
+            Some(_) => {}
+        }
+    }
+    for c in &graph.constraints {
+        let dims = shape(c.value).map_or(0, |s| s.len());
+        let axes: Vec<&crate::Name> = c.dims.iter().flatten().collect();
+        if c.dims.len() != dims {
+            let text = format!("the value has {dims} dimensions, but the constraint has {}", c.dims.len());
+            claim(format!("constrain {}", c.value), Fault::Claim(text));
+        }
+        if let Some(i) = (1..axes.len()).find(|i| axes[..*i].contains(&axes[*i])) {
+            claim(format!("constrain {}", c.value), Fault::Claim(format!("names axis {} twice", axes[i])));
+        }
+    }
 }
 
 fn check_shapes(graph: &Graph, node: &Node, report: &mut impl FnMut(Fault)) {
@@ -191,6 +250,17 @@ fn check_shapes(graph: &Graph, node: &Node, report: &mut impl FnMut(Fault)) {
         && needed != node.args.len()
     {
         return report(Fault::Arity { op: node.op.to_string(), needed, found: node.args.len() });
+    }
+    if node.op.results() != node.results.len() || node.op.results() != node.signature.results.len() {
+        let (op, needed, found) = (node.op.to_string(), node.op.results(), node.results.len());
+        return report(Fault::Results { op, needed, found });
+    }
+    let tensors = node.signature.args.iter().chain(&node.signature.results);
+    for dims in tensors {
+        let flat: Vec<usize> = dims.iter().flatten().copied().collect();
+        if let Some(i) = (1..flat.len()).find(|i| flat[..*i].contains(&flat[*i])) {
+            return report(Fault::FactorTwice(node.signature.factors[flat[i]].to_string()));
+        }
     }
     let shapes: Vec<&[usize]> = node.args.iter().map(|v| graph.shape(*v)).collect();
     let known: Vec<_> = node.signature.factors.iter().cloned().zip(node.sizes.iter().copied()).collect();
@@ -328,6 +398,7 @@ fn check_scope(graph: &Graph, node: &Node, report: &mut impl FnMut(Fault)) {
 /// The broken rules.
 pub fn verify_sharded(sharded: &ShardedGraph) -> Result<(), Vec<VerifyError>> {
     let mut errors = verify(&sharded.graph).err().unwrap_or_default();
+    check_places(sharded, &mut errors);
     if !errors.is_empty() || sharded.shardings.is_empty() {
         return if errors.is_empty() { Ok(()) } else { Err(errors) };
     }
@@ -372,15 +443,30 @@ pub fn verify_sharded(sharded: &ShardedGraph) -> Result<(), Vec<VerifyError>> {
     if errors.is_empty() { Ok(()) } else { Err(errors) }
 }
 
+/// Places are of entries of the tables, and fit them.
+fn check_places(sharded: &ShardedGraph, errors: &mut Vec<VerifyError>) {
+    let graph = &sharded.graph;
+    for (name, place) in &sharded.decisions.places {
+        let mut report = |kind| errors.push(VerifyError { at: format!("place {name}"), kind });
+        let input = graph.inputs.iter().find(|i| i.name == *name).map(|i| i.dims.len());
+        match input.or(graph.state(name).map(|s| s.dims.len())) {
+            None => report(Fault::Missing("input or state", name.to_string())),
+            Some(dims) => fits(place, dims, &sharded.mesh, &mut report),
+        }
+    }
+}
+
 fn check_sharding(sharded: &ShardedGraph, value: Value, report: &mut impl FnMut(Fault)) {
-    let (sharding, mesh) = (sharded.sharding(value), &sharded.mesh);
     let dims = sharded.graph.shape(value).len();
+    fits(sharded.sharding(value), dims, &sharded.mesh, report);
+}
+
+fn fits(sharding: &Sharding, dims: usize, mesh: &crate::Mesh, report: &mut impl FnMut(Fault)) {
     if sharding.dims.len() != dims {
         report(Fault::Dims { dims, sharding: sharding.show(mesh), found: sharding.dims.len() });
     }
     let axes: Vec<_> = sharding.axes().collect();
-    for (i, axis) in axes.iter().enumerate().filter(|(i, a)| axes[..*i].contains(a)) {
-        let _ = i;
-        report(Fault::AxisTwice(mesh.name(*axis).to_string(), sharding.show(mesh)));
+    for axis in (1..axes.len()).filter(|i| axes[..*i].contains(&axes[*i])).map(|i| axes[i]) {
+        report(Fault::AxisTwice(mesh.name(axis).to_string(), sharding.show(mesh)));
     }
 }

@@ -373,7 +373,7 @@ impl Choosing {
         for (v, result) in node.results.iter().zip(&layout.results) {
             let to = |goal: &Sharding| price(result, goal, self.new.graph.shape(*v), &self.mesh);
             total += match (wish, hint) {
-                (Some(wish), _) => to(wish),
+                (Some(wish), _) => late * to(wish),
                 (None, Some(hint)) => {
                     // Partial along an axis that the hint does not split is no worse than resolved.
                     let mut goal = hint.clone();

@@ -104,7 +104,13 @@ fn expected(text: &str) -> Vec<String> {
         let mut parts = line.split("; error: ");
         let head = parts.next().unwrap_or("");
         let call = head.split(" : ").next().unwrap_or("");
-        let at = head.split_once(" = ").map_or(call.split(' ').next().unwrap_or(""), |(result, _)| result);
+        let words: Vec<&str> = call.split_whitespace().collect();
+        let at = match words.first() {
+            Some(&"place" | &"gradient" | &"constrain") => words[..2].join(" "),
+            Some(&"input" | &"state") => "tables".to_string(),
+            Some(first) => head.split_once(" = ").map_or(first.to_string(), |(result, _)| result.to_string()),
+            None => String::new(),
+        };
         all.extend(parts.map(|message| format!("{at}: {}", message.trim())));
     }
     all
@@ -116,6 +122,10 @@ fn rule(fault: &Fault) -> &'static str {
         Fault::UseBeforeDef(_) => "use before def",
         Fault::Defined(_) => "defined",
         Fault::Arity { .. } => "arity",
+        Fault::Results { .. } => "results",
+        Fault::FactorTwice(_) => "factor twice",
+        Fault::NameTwice(_) => "name twice",
+        Fault::Claim(_) => "claim",
         Fault::Size(_) => "size",
         Fault::Factors { .. } => "factors",
         Fault::Unused(_) => "unused",
@@ -137,10 +147,14 @@ fn rule(fault: &Fault) -> &'static str {
     }
 }
 
-const RULES: [&str; 21] = [
+const RULES: [&str; 25] = [
     "use before def",
     "defined",
     "arity",
+    "results",
+    "factor twice",
+    "name twice",
+    "claim",
     "size",
     "factors",
     "unused",
@@ -168,7 +182,10 @@ type Change = fn(&mut Graph);
 const UNWRITABLE: &[(Change, &str)] = &[
     (|g| g.nodes.swap(1, 2), "v2: uses v1, which is not computed before it"),
     (|g| g.nodes.truncate(2), "v2: is defined by 0 nodes"),
-    (|g| g.nodes[2].results = vec![Value(2), Value(2)], "v2: is defined by 2 nodes"),
+    (
+        |g| g.nodes[2].results = vec![Value(2), Value(2)],
+        "v2: `einsum` has 1 results, not 2 | v2: is defined by 2 nodes",
+    ),
     (
         |g| g.values[1].shape = vec![5, 4],
         "v1: has shape [5, 4], but its op computes [3, 4] | v1: state `w` is f32 [3, 4], but here it is f32 [5, 4] | \

@@ -157,6 +157,15 @@ struct Read {
     shardings: Vec<Sharding>,
 }
 
+/// Either every value has a sharding or none.
+fn all_or_none(read: &Read) -> Result<(), String> {
+    match read.shardings.len() {
+        0 => Ok(()),
+        n if n == read.graph.values.len() => Ok(()),
+        n => Err(format!("{n} of {} values have a sharding: all have one, or none", read.graph.values.len())),
+    }
+}
+
 fn read(text: &str) -> Result<Read, ParseError> {
     let mut read = Read::default();
     for (i, line) in text.lines().enumerate() {
@@ -165,6 +174,7 @@ fn read(text: &str) -> Result<Read, ParseError> {
             read.line(line).map_err(|message| ParseError { line: i + 1, message })?;
         }
     }
+    all_or_none(&read).map_err(|message| ParseError { line: text.lines().count(), message })?;
     Ok(read)
 }
 
@@ -233,6 +243,9 @@ impl Read {
         let head = parts.next().unwrap_or("");
         let signature = Signature::parse(parts.next().ok_or("a node needs ` : ` and its signature")?)?;
         let types = parts.next();
+        if let Some(more) = parts.next() {
+            return Err(format!("unexpected ` : {more}`: a node has an op, a signature and types"));
+        }
         let (results, call) = head.split_once(" = ").map_or((None, head), |(r, c)| (Some(r), c));
         let mut scan = Scan::new(call);
         let name = scan.word()?;
@@ -253,7 +266,9 @@ impl Read {
                 self.value_type(ty)?;
                 results_now.push(expected);
             }
-            if results.split(',').count() != results_now.len() {
+            if results.split(',').count() != results_now.len()
+                || types.split(" & ").count() != results_now.len()
+            {
                 return Err("as many types as results are needed".to_string());
             }
         }
@@ -292,6 +307,9 @@ impl Read {
             Some("micro") => Scope::Micro,
             Some(other) => return Err(format!("`{other}` is no scope: a micro-batch's value says `micro`")),
         };
+        if let Some(more) = words.next() {
+            return Err(format!("unexpected `{more}` behind a type"));
+        }
         self.graph.values.push(ValueType { dtype, shape, scope });
         if let Some(text) = sharding {
             let mesh =

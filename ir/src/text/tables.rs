@@ -27,7 +27,8 @@ pub(super) fn parse_input(text: &str) -> Result<Input, String> {
     let mut scan = Scan::new(text);
     let name = scan.word()?.into();
     scan.expect(":")?;
-    Ok(Input { name, dtype: scan.word()?.parse()?, dims: parse_dims(&mut scan)? })
+    let input = Input { name, dtype: scan.word()?.parse()?, dims: parse_dims(&mut scan)? };
+    if scan.done() { Ok(input) } else { Err(format!("unexpected `{}`", scan.rest())) }
 }
 
 pub(super) fn show_state(state: &State) -> String {

@@ -188,6 +188,9 @@ fn several_axes_are_one_call() {
         ("[x, _] partial(y)", "[x.y, _]", "reduce_scatter(y, dim 0)"),
         ("[x, _]", "[_, x]", "all_to_all(x, dim 0 to 1)"),
         ("[x, y]", "[_, y.x]", "all_to_all(x, dim 0 to 1)"),
+        ("[x.y, _]", "[_, x.y]", "all_to_all(x.y, dim 0 to 1)"),
+        ("[y, _]", "[_, x.y]", "slice(x, dim 1) all_to_all(y, dim 0 to 1)"),
+        ("[x, y]", "[_, x]", "all_gather(y, dim 1) all_to_all(x, dim 0 to 1)"),
         ("[_, _] partial(x, max y)", "[_, _]", "all_reduce(x) all_reduce(max y)"),
         ("[_, _]", "[_, _] partial(x)", "to_partial(x)"),
     ] {
