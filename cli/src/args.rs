@@ -7,13 +7,14 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 /// What the help of the whole program ends with.
 const EXAMPLES: &str = "\
 Examples:
-  meshc plan  ./gpt2 --mesh dp=2,tp=2            what is communicated, what it needs, how long it takes
-  meshc check ./gpt2 --mesh dp=2,tp=2 --numeric  prove it, and hold it against one device
-  meshc data  encode text.txt --tokenizer tokenizer.json -o text.npy
-  meshc train ./gpt2 --mesh dp=2,tp=2 --data text.npy --global-batch 16 --seq 128 --steps 200 --lr 1e-3
-  meshc plan  ./llama --mesh dp=8,tp=8 --cluster h100 --format json | jq .comm_total
+  meshc plan ./gpt2 --mesh dp=2,tp=2               what is communicated and needed
+  meshc check ./gpt2 --mesh dp=2,tp=2 --numeric    held against one device
+  meshc data encode text.txt --tokenizer tokenizer.json -o text.npy
+  meshc train ./gpt2 --mesh dp=2,tp=2 --data text.npy --seq 128 --steps 200
+  meshc plan ./llama --mesh dp=8,tp=8 --cluster h100 --format json
 
-MODEL is a folder with a Hugging Face config.json (and weights), a config.json, or a graph in text form.";
+MODEL is a folder with a Hugging Face config.json (and weights), a config.json,
+or a graph in text form. What is not built yet says so and exits with 2.";
 
 /// Decides how a model is split over a mesh of devices, shows it, proves it, and trains it.
 #[derive(Debug, Parser)]
@@ -90,7 +91,7 @@ pub struct SplitArgs {
     #[arg(long, value_name = "S")]
     pub seq: Option<usize>,
     /// Micro-batches of a step
-    #[arg(long, value_name = "M", default_value_t = 1)]
+    #[arg(long, value_name = "M", default_value_t = 1, hide = true)]
     pub microbatches: usize,
     /// What the plan is priced for: NAME, NAME:GPUS or a RON file (here, h100)
     #[arg(long, default_value = "here", value_name = "NAME[:GPUS]|FILE")]
@@ -102,31 +103,31 @@ pub struct SplitArgs {
     #[arg(long, value_name = "P")]
     pub dropout: Option<f64>,
     /// Order of micro-batches in a pipeline
-    #[arg(long, value_name = "KIND|FILE")]
+    #[arg(long, value_name = "KIND|FILE", hide = true)]
     pub schedule: Option<String>,
     /// Virtual stages a rank
-    #[arg(long, value_name = "L")]
+    #[arg(long, value_name = "L", hide = true)]
     pub r#virtual: Option<usize>,
     /// Layers a stage
-    #[arg(long, value_name = "8,8,7,7")]
+    #[arg(long, value_name = "8,8,7,7", hide = true)]
     pub stages: Option<String>,
     /// What is sharded over dp: 1 optimizer state, 2 and gradients, 3 and parameters
-    #[arg(long, value_name = "0|1|2|3")]
+    #[arg(long, value_name = "0|1|2|3", hide = true)]
     pub zero: Option<u8>,
     /// When gradients are synchronised
-    #[arg(long, value_name = "once|each")]
+    #[arg(long, value_name = "once|each", hide = true)]
     pub sync: Option<String>,
     /// What the backward computes again
-    #[arg(long, value_name = "none|selective|full")]
+    #[arg(long, value_name = "none|selective|full", hide = true)]
     pub recompute: Option<String>,
     /// Compute type
-    #[arg(long, value_name = "f32|bf16")]
+    #[arg(long, value_name = "f32|bf16", hide = true)]
     pub dtype: Option<String>,
     /// The type in which gradients are sent
-    #[arg(long, value_name = "f32|bf16")]
+    #[arg(long, value_name = "f32|bf16", hide = true)]
     pub grad_dtype: Option<String>,
     /// Which model dimension goes to which axes
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", hide = true)]
     pub rules: Option<PathBuf>,
 }
 
@@ -138,8 +139,10 @@ pub enum Mode {
     /// Forward only.
     Forward,
     /// The first pass over a prompt.
+    #[value(hide = true)]
     Prefill,
     /// One token after a prompt.
+    #[value(hide = true)]
     Decode,
 }
 
@@ -168,7 +171,7 @@ pub struct PlanArgs {
     #[arg(long)]
     pub require_fit: bool,
     /// Why each split was chosen
-    #[arg(long, num_args = 0..=1, default_missing_value = "", value_name = "TENSOR")]
+    #[arg(long, num_args = 0..=1, default_missing_value = "", value_name = "TENSOR", hide = true)]
     pub explain: Option<String>,
 }
 
@@ -265,19 +268,19 @@ pub struct TrainArgs {
     #[arg(long, value_name = "DIR")]
     pub save: Option<PathBuf>,
     /// Sharded checkpoints
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", hide = true)]
     pub checkpoint: Option<PathBuf>,
     /// Steps between checkpoints
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", hide = true)]
     pub every: Option<usize>,
     /// Go on from the last checkpoint
-    #[arg(long)]
+    #[arg(long, hide = true)]
     pub resume: bool,
     /// Token ids for evaluation
-    #[arg(long, value_name = "F.npy")]
+    #[arg(long, value_name = "F.npy", hide = true)]
     pub eval_data: Option<PathBuf>,
     /// Steps between evaluations
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", hide = true)]
     pub eval_every: Option<usize>,
     /// Print errors only
     #[arg(short, long)]
@@ -336,24 +339,28 @@ pub struct BenchArgs {
 #[derive(Debug, Subcommand)]
 pub enum BenchCommand {
     /// Training steps on random tokens, as a share of this machine's own rate of matrix products
-    Step {
-        /// How to split.
-        #[command(flatten)]
-        split: SplitArgs,
-        /// Steps measured, after two that are not
-        #[arg(long, default_value_t = 8, value_name = "N")]
-        steps: usize,
-        /// Threads of the local backend
-        #[arg(long, value_name = "N")]
-        workers: Option<usize>,
-        /// Text for people, JSON for scripts
-        #[arg(long, value_enum, default_value_t = Format::Text)]
-        format: Format,
-    },
+    Step(Box<StepArgs>),
     /// Collectives (not built yet)
     #[command(hide = true)]
     Collectives(Later),
     /// Kernels (not built yet)
     #[command(hide = true)]
     Kernels(Later),
+}
+
+/// `meshc bench step`.
+#[derive(Debug, Args)]
+pub struct StepArgs {
+    /// How to split.
+    #[command(flatten)]
+    pub split: SplitArgs,
+    /// Steps measured, after two that are not
+    #[arg(long, default_value_t = 8, value_name = "N")]
+    pub steps: usize,
+    /// Threads of the local backend
+    #[arg(long, value_name = "N")]
+    pub workers: Option<usize>,
+    /// Text for people, JSON for scripts
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    pub format: Format,
 }

@@ -68,7 +68,7 @@ fn dispatch(origin: &Origin, command: &Command) -> Result<(), Failure> {
         Command::Export(args) => commands::export::run(args),
         Command::Data(args) => commands::data::run(&args.command),
         Command::Bench(args) => match &args.command {
-            BenchCommand::Step { .. } => commands::bench::run(origin, &args.command),
+            BenchCommand::Step(args) => commands::bench::run(origin, args),
             BenchCommand::Collectives(_) => later("bench collectives"),
             BenchCommand::Kernels(_) => later("bench kernels"),
         },

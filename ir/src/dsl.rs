@@ -89,6 +89,11 @@ impl Model {
         &self.graph
     }
 
+    /// The graph, for a pass that writes nodes of its own between those of the DSL.
+    pub fn graph_mut(&mut self) -> &mut Graph {
+        &mut self.graph
+    }
+
     /// A tensor for a value, its dimensions named as in the signature of the node that defines it.
     pub fn tensor(&self, value: Value) -> Tensor {
         let maker = self.graph.nodes.iter().rev().find_map(|n| {

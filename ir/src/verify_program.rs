@@ -334,14 +334,26 @@ impl Check<'_> {
                 self.report(&at, fault);
                 continue;
             };
-            let mut started: HashMap<u32, BufferId> = HashMap::new();
+            let mut started: HashMap<u32, [BufferId; 2]> = HashMap::new();
             for (k, instruction) in segment.instructions.iter().enumerate() {
                 let at = format!("{at}, segment {}, instruction {k}", segment.kind.letter());
                 let slot = |id: BufferId| match stage.buffers[id.index()].region {
                     Region::Slot => call.slot,
                     Region::State | Region::Step | Region::Scratch => 0,
                 };
-                for id in instruction.reads() {
+                let mut reads = instruction.reads();
+                let mut writes = instruction.writes();
+                // A collective reads until its wait, and has written only then.
+                if let Instruction::Start { token, from, to, .. } = instruction {
+                    started.insert(*token, [*from, *to]);
+                }
+                if let Instruction::Wait { token } = instruction
+                    && let Some([from, to]) = started.get(token)
+                {
+                    reads.extend((from != to && !shares(stage, *from, *to)).then_some(*from));
+                    writes.push(*to);
+                }
+                for id in reads {
                     if !written.contains_key(&(id, slot(id))) {
                         self.report(&at, ProgramFault::NotWritten(id));
                     } else if placed {
@@ -351,13 +363,6 @@ impl Check<'_> {
                             self.report(&at, ProgramFault::Overwritten(id, other));
                         }
                     }
-                }
-                if let Instruction::Start { token, to, .. } = instruction {
-                    started.insert(*token, *to);
-                }
-                let mut writes = instruction.writes();
-                if let Instruction::Wait { token } = instruction {
-                    writes.extend(started.get(token));
                 }
                 for id in writes {
                     written.insert((id, slot(id)), ());
@@ -369,6 +374,12 @@ impl Check<'_> {
             }
         }
     }
+}
+
+/// Whether two buffers lie in one place, as those of an all_reduce may.
+fn shares(stage: &Stage, a: BufferId, b: BufferId) -> bool {
+    let (a, b) = (&stage.buffers[a.index()], &stage.buffers[b.index()]);
+    a.region == b.region && a.offset.is_some() && a.offset == b.offset
 }
 
 fn instruction_goal(instruction: &Instruction, from: &crate::program::Buffer) -> crate::Sharding {

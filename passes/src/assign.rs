@@ -8,45 +8,78 @@
 //! assign b2 -> b0                                                      ->
 //! ```
 
+use std::collections::{HashMap, HashSet};
+
 use ir::kernel::{Body, Kernel, Step};
 use ir::program::{BufferId, Instruction, Program, Region, Segment, Stage};
 
 pub(crate) fn run(program: &mut Program) {
     for stage in &mut program.stages {
         for s in 0..stage.segments.len() {
-            while let Some(assign) = next(stage, s) {
-                let segment = &mut stage.segments[s];
-                let Instruction::Assign { from, to } = segment.instructions.remove(assign) else { continue };
-                rename(segment, from, to);
+            let uses = uses(stage, s);
+            let mut assigns: Vec<(usize, BufferId, BufferId)> = assigns(&stage.segments[s]);
+            // What several states are assigned is written where the first lies, and copied from there.
+            let mut seen: HashSet<BufferId> = HashSet::new();
+            assigns.retain(|(_, from, _)| seen.insert(*from));
+            let fit: Vec<_> =
+                assigns.into_iter().filter(|(_, from, to)| fits(stage, s, &uses, *from, *to)).collect();
+            let now: HashMap<BufferId, BufferId> = fit.iter().map(|(_, from, to)| (*from, *to)).collect();
+            let gone: HashSet<usize> = fit.iter().map(|(at, ..)| *at).collect();
+            let segment = &mut stage.segments[s];
+            let mut at = 0;
+            segment.instructions.retain(|_| {
+                at += 1;
+                !gone.contains(&(at - 1))
+            });
+            for instruction in &mut segment.instructions {
+                instruction.buffers_mut().into_iter().for_each(|b| *b = now.get(b).copied().unwrap_or(*b));
             }
         }
     }
 }
 
-/// The place of an assign that the launch which computes its operand can do itself.
-fn next(stage: &Stage, s: usize) -> Option<usize> {
-    let instructions = &stage.segments[s].instructions;
-    instructions.iter().position(|instruction| {
-        let Instruction::Assign { from, to } = instruction else { return false };
-        let launch = instructions.iter().position(|i| i.writes().contains(from));
-        launch.is_some_and(|launch| fits(stage, s, launch, *from, *to))
-    })
+fn assigns(segment: &Segment) -> Vec<(usize, BufferId, BufferId)> {
+    let assign = |(at, i): (usize, &Instruction)| {
+        if let Instruction::Assign { from, to } = i { Some((at, *from, *to)) } else { None }
+    };
+    segment.instructions.iter().enumerate().filter_map(assign).collect()
 }
 
-fn fits(stage: &Stage, s: usize, launch: usize, from: BufferId, to: BufferId) -> bool {
+/// Where buffers are written and read.
+struct Uses {
+    /// In the segment: the instructions that write a buffer.
+    writes: HashMap<BufferId, Vec<usize>>,
+    /// In the segment: the last instruction that reads a buffer.
+    last_read: HashMap<BufferId, usize>,
+    /// Buffers that segments called later in the step read.
+    later: HashSet<BufferId>,
+}
+
+fn uses(stage: &Stage, s: usize) -> Uses {
+    let mut uses = Uses { writes: HashMap::new(), last_read: HashMap::new(), later: HashSet::new() };
+    for (at, instruction) in stage.segments[s].instructions.iter().enumerate() {
+        instruction.writes().into_iter().for_each(|b| uses.writes.entry(b).or_default().push(at));
+        uses.last_read.extend(instruction.reads().into_iter().map(|b| (b, at)));
+    }
+    if let Some(last) = stage.calls.iter().rposition(|c| c.segment == s) {
+        let rest = stage.calls[last + 1..].iter().map(|c| &stage.segments[c.segment]);
+        uses.later = rest.flat_map(|s| &s.instructions).flat_map(Instruction::reads).collect();
+    }
+    uses
+}
+
+/// Whether the launch that makes `from` can write it where the state `to` lies.
+fn fits(stage: &Stage, s: usize, uses: &Uses, from: BufferId, to: BufferId) -> bool {
     let (a, b) = (&stage.buffers[from.index()], &stage.buffers[to.index()]);
     let alike =
         a.region == Region::Scratch && a.dtype == b.dtype && a.shape == b.shape && a.sharding == b.sharding;
-    let instructions = &stage.segments[s].instructions;
-    let later = instructions[launch + 1..].iter().any(|i| i.reads().contains(&to));
-    let written = instructions.iter().filter(|i| i.writes().contains(&to)).count() > 1;
-    let last_call = stage.calls.iter().rposition(|c| c.segment == s);
-    let other_segments = last_call.is_some_and(|at| {
-        let rest = stage.calls[at + 1..].iter().map(|c| &stage.segments[c.segment]);
-        rest.flat_map(|s| &s.instructions).any(|i| i.reads().contains(&to))
-    });
-    let Instruction::Launch { kernel, reads, writes } = &instructions[launch] else { return false };
-    alike && !later && !written && !other_segments && writes_in_place(kernel, reads, writes, from, to)
+    let Some([launch]) = uses.writes.get(&from).map(Vec::as_slice) else { return false };
+    let once = uses.writes.get(&to).is_some_and(|w| w.len() == 1);
+    let read_later = uses.last_read.get(&to).is_some_and(|at| at > launch) || uses.later.contains(&to);
+    let Instruction::Launch { kernel, reads, writes } = &stage.segments[s].instructions[*launch] else {
+        return false;
+    };
+    alike && once && !read_later && writes_in_place(kernel, reads, writes, from, to)
 }
 
 /// Whether the kernel stores each element of the new state after its only loads of that element of the old one.
@@ -62,16 +95,5 @@ fn writes_in_place(
     match reads.iter().position(|b| *b == to) {
         Some(read) => map.in_place(read, write),
         None => map.steps.iter().filter_map(Step::store).any(|(w, ..)| w == write),
-    }
-}
-
-fn rename(segment: &mut Segment, old: BufferId, new: BufferId) {
-    let swap = |b: &mut BufferId| {
-        if *b == old {
-            *b = new;
-        }
-    };
-    for instruction in &mut segment.instructions {
-        instruction.buffers_mut().into_iter().for_each(swap);
     }
 }

@@ -26,7 +26,8 @@ pub(crate) fn run(graph: &mut Graph) {
     let depends = depends(graph, &parameters);
     let states = forward.iter().filter(|n| matches!(n.op, Op::State(_))).map(|n| n.results[0]).collect();
     let parts = vec![Vec::new(); graph.values.len()];
-    let mut back = Back { depends, parts, states, graph: std::mem::take(graph) };
+    let model = Model::resume(std::mem::take(graph), Part::Input);
+    let mut back = Back { depends, parts, states, model };
     let one = back.push(Op::Const(1.0), scalar(), Vec::new(), seed_mark(&forward, loss.sum), None);
     back.parts[loss.sum.index()].push(one);
     let composites = composites(&forward);
@@ -45,7 +46,7 @@ pub(crate) fn run(graph: &mut Graph) {
         }
     }
     let parts = std::mem::take(&mut back.parts);
-    *graph = back.graph;
+    *graph = back.model.finish().unwrap_or_else(|e| panic!("a gradient body is wrong: {}", e[0]));
     graph.gradients =
         parameters.iter().filter_map(|(name, v)| Some((name.clone(), *parts[v.index()].first()?))).collect();
 }
@@ -106,7 +107,7 @@ fn composites(forward: &[Node]) -> BTreeMap<Value, (&'static Gradient, Roles)> {
 }
 
 struct Back {
-    graph: Graph,
+    model: Model,
     depends: Vec<bool>,
     /// For each forward value the contributions to its gradient so far.
     parts: Vec<Vec<Value>>,
@@ -125,14 +126,18 @@ impl Back {
     ) -> Value {
         let operand = usize::from(op == Op::Select);
         let truth = matches!(&op, Op::Binary(b) if b.is_comparison());
-        let dtype = args.get(operand).map_or(DType::F32, |v| self.graph.ty(*v).dtype);
+        let dtype = args.get(operand).map_or(DType::F32, |v| self.model.graph().ty(*v).dtype);
         let dtype = if truth { DType::Bool } else { dtype };
         let known = of.map_or(Vec::new(), |n| {
             n.signature.factors.iter().cloned().zip(n.sizes.iter().copied()).collect()
         });
         let of = of.map(|n| n.results[0]);
         let new = NewNode { op, signature, args, dtype, known, mark, tag: None, of, like: None };
-        let value = self.graph.push(new).unwrap_or_else(|e| panic!("a gradient's signature is wrong: {e}"));
+        let value = self
+            .model
+            .graph_mut()
+            .push(new)
+            .unwrap_or_else(|e| panic!("a gradient's signature is wrong: {e}"));
         value.unwrap_or_else(|| panic!("a gradient's op has a result"))
     }
 
@@ -146,7 +151,7 @@ impl Back {
         let total = if parts.len() == 1 {
             parts[0]
         } else {
-            let dims = tensor_dims(self.graph.shape(value).len());
+            let dims = tensor_dims(self.model.graph().shape(value).len());
             let factors = (0..dims.len()).map(|i| format!("i{i}").into()).collect();
             let signature = Signature { factors, args: vec![dims.clone(); parts.len()], results: vec![dims] };
             let part = self.part(value);
@@ -159,19 +164,18 @@ impl Back {
     }
 
     fn like(&mut self, gradient: Value, value: Value) {
-        let maker = self.graph.nodes.iter_mut().rev().find(|n| n.results.contains(&gradient));
+        let maker = self.model.graph_mut().nodes.iter_mut().rev().find(|n| n.results.contains(&gradient));
         maker.into_iter().for_each(|n| n.like = Some(value));
     }
 
     fn composite(&mut self, node: &Node, gradient: &Gradient, roles: &Roles, dz: Value) {
-        let from = self.graph.nodes.len();
-        let mut model = Model::resume(std::mem::take(&mut self.graph), Part::Input);
-        model.layer(node.mark.layer);
+        let from = self.model.graph().nodes.len();
+        self.model.layer(node.mark.layer);
         let dims = node.signature.results[0].iter().map(|d| node.signature.factors[d[0]].clone()).collect();
-        let out = (gradient.body)(&mut model, roles, &Tensor { value: dz, dims });
-        self.graph = model.finish().unwrap_or_else(|e| panic!("a gradient body is wrong: {}", e[0]));
+        let out = (gradient.body)(&mut self.model, roles, &Tensor { value: dz, dims });
         for (value, d) in out {
-            let maker = self.graph.nodes[from..].iter_mut().find(|n| n.results.contains(&d.value));
+            let maker =
+                self.model.graph_mut().nodes[from..].iter_mut().find(|n| n.results.contains(&d.value));
             maker.into_iter().for_each(|n| n.like = Some(value));
             if self.depends[value.index()] {
                 self.parts[value.index()].push(d.value);
@@ -185,16 +189,16 @@ impl Back {
                 continue;
             }
             let part = self.part(*arg);
-            let from = self.graph.nodes.len();
+            let from = self.model.graph().nodes.len();
             if let Some(d) = self.vjp(node, i, dz, Mark { layer: node.mark.layer, part }) {
                 let result = node.results[0];
-                for k in from..self.graph.nodes.len() {
-                    let shape = self.graph.shape(self.graph.nodes[k].results[0]);
-                    if shape == self.graph.shape(result) {
-                        self.graph.nodes[k].like = Some(result);
+                for k in from..self.model.graph().nodes.len() {
+                    let shape = self.model.graph().shape(self.model.graph().nodes[k].results[0]);
+                    if shape == self.model.graph().shape(result) {
+                        self.model.graph_mut().nodes[k].like = Some(result);
                     }
                 }
-                if self.graph.nodes.len() > from {
+                if self.model.graph().nodes.len() > from {
                     self.like(d, *arg);
                 }
                 self.parts[arg.index()].push(d);
@@ -279,8 +283,8 @@ impl Back {
             Op::Scatter if i == 0 => op(Op::Gather, vec![z, arg(1)], arg(0), vec![dz, node.args[1]]),
             Op::Cast => {
                 let d = self.push(Op::Cast, s.turned(vec![z], vec![arg(0)]), vec![dz], mark, Some(node));
-                let dtype = self.graph.ty(node.args[0]).dtype;
-                self.graph.values[d.index()].dtype = dtype;
+                let dtype = self.model.graph().ty(node.args[0]).dtype;
+                self.model.graph_mut().values[d.index()].dtype = dtype;
                 d
             }
             Op::Unary(u) => {

@@ -13,7 +13,7 @@ use runtime::local::{HostTensor, Local, Taps};
 use serde::Serialize;
 
 use super::print;
-use crate::args::{BenchCommand, Format};
+use crate::args::{Format, StepArgs};
 use crate::failure::Failure;
 use crate::loaded::{fill, workers};
 use crate::request::{self, Origin, Request};
@@ -32,21 +32,18 @@ struct Measured {
     executed_share_of_gemm: f64,
 }
 
-pub(crate) fn run(origin: &Origin, command: &BenchCommand) -> Result<(), Failure> {
-    let BenchCommand::Step { split, steps, workers: asked, format } = command else {
-        return Err(Failure::NotBuilt("this benchmark".to_string()));
-    };
-    let request = request::read(origin, split, None)?;
+pub(crate) fn run(origin: &Origin, args: &StepArgs) -> Result<(), Failure> {
+    let request = request::read(origin, &args.split, None)?;
     let compiled = request.compile(AdamW::default(), false, &mut |_, _| {});
     let planned = plan::plan(&compiled.sharded, &compiled.program, &request.cluster);
     let ranks = request.mesh.ranks();
-    let used = workers(*asked, ranks);
+    let used = workers(args.workers, ranks);
     let gemm = gemm_rate()?;
     let mut local = Local::new(&compiled.program, used)?;
     fill(&mut local, &compiled.program.states, None, 0)?;
     let mut taps = Taps::of(["loss"]).finite("loss");
     let mut best = f64::INFINITY;
-    for step in 0..steps + 2 {
+    for step in 0..args.steps.max(1) + 2 {
         let feeds = [random_tokens(&request, step)];
         let start = Instant::now();
         local.step(&feeds, &mut taps)?;
@@ -68,7 +65,7 @@ pub(crate) fn run(origin: &Origin, command: &BenchCommand) -> Result<(), Failure
         share_of_gemm: rate / (gemm * cores as f64),
         executed_share_of_gemm: executed / best / (gemm * cores as f64),
     };
-    report(&measured, *format)
+    report(&measured, args.format)
 }
 
 fn report(m: &Measured, format: Format) -> Result<(), Failure> {
