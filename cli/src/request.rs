@@ -9,7 +9,7 @@ use ir::{Graph, Mesh, Name, Sharding, verify};
 use models::{Config, Shape};
 use passes::{Compiled, Trace, compile};
 use planner::cluster::Cluster;
-use planner::conventions::{AXES, places};
+use planner::conventions::{AXES, places, refine};
 
 use crate::args::{Mode, SplitArgs};
 use crate::failure::Failure;
@@ -72,6 +72,7 @@ pub fn read(origin: &Origin, args: &SplitArgs, fed: Option<Shape>) -> Result<Req
         graph.loss = None;
     }
     check_constraints(&graph, &mesh)?;
+    let mesh = refine(&graph, &mesh);
     let places = places(&graph, &mesh);
     Ok(Request { title, config, graph, shape, mesh, places, cluster })
 }

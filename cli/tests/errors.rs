@@ -93,7 +93,7 @@ fn a_config_says_what_in_it_is_wrong() {
         (folder("[]"), &["holds no object"]),
         (
             config(|c| drop(c.insert("model_type".into(), "bert".into()))),
-            &["model_type `bert`", "gpt2, llama"],
+            &["model_type `bert`", "gpt2", "llama"],
         ),
         (config(|c| drop(c.remove("n_embd"))), &["lacks `n_embd`", "gpt2"]),
         (config(|c| drop(c.insert("n_head".into(), 5.into()))), &["`n_head` is 5", "divisor of n_embd, 32"]),

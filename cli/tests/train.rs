@@ -6,11 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use meshc_tests::oracle::{Oracle, read, tensors};
+use meshc_tests::whole::{MESHES, MODELS};
 use serde_json::Value;
-
-const CASES: [&str; 3] = ["gpt2", "llama", "llama_masked"];
-const MESHES: [&str; 9] =
-    ["", "dp=2", "dp=4", "tp=2", "dp=2,tp=2", "tp=2,dp=2", "dp=3", "tp=3,dp=2", "dp=2,tp=4"];
 
 /// Runs the case's training into a folder.
 fn train(oracle: &Oracle, mesh: &str, to: &Path) {
@@ -112,7 +109,7 @@ fn check(oracle: &Oracle, folder: &Path) -> Vec<String> {
 
 #[test]
 fn every_mesh_trains_as_one_device_does() {
-    for case in CASES {
+    for case in MODELS {
         let oracle = read(case);
         for mesh in MESHES {
             let folder = tempfile::tempdir().unwrap();

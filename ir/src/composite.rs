@@ -10,11 +10,11 @@ mod softmax;
 
 use std::collections::BTreeMap;
 
-pub use attention::attention;
+pub use attention::{Attention, attention};
 pub use cross_entropy::cross_entropy;
 pub use norm::{layer_norm, rms_norm};
-pub use pointwise::{gelu_tanh, silu};
-pub use rotary::{Rotation, rotary, rotation};
+pub use pointwise::{gelu_tanh, silu, softcap};
+pub use rotary::{Frequencies, Rotation, Scaling, rotary, rotation};
 pub use softmax::softmax;
 
 use crate::dsl::{Model, Tensor};
@@ -41,5 +41,6 @@ pub const GRADIENTS: &[Gradient] = &[
     Gradient { composite: "cross_entropy", output: "nll", body: cross_entropy::gradient },
     Gradient { composite: "gelu_tanh", output: "out", body: pointwise::gelu_gradient },
     Gradient { composite: "silu", output: "out", body: pointwise::silu_gradient },
+    Gradient { composite: "softcap", output: "out", body: pointwise::softcap_gradient },
     Gradient { composite: "rotary", output: "out", body: rotary::gradient },
 ];

@@ -124,6 +124,20 @@ pub struct Node {
     pub like: Option<Value>,
 }
 
+impl Node {
+    /// Whether it is a matrix product: an einsum of two operands with a factor of each alone, and one of both that is
+    /// summed.
+    pub fn is_product(&self) -> bool {
+        let s = &self.signature;
+        let (Op::Einsum { .. }, [a, b]) = (&self.op, &s.args[..]) else { return false };
+        let any = |test: &dyn Fn(usize) -> bool| (0..self.sizes.len()).any(test);
+        let (in_a, in_b) = (|f| Signature::has(a, f), |f| Signature::has(b, f));
+        any(&|f| in_a(f) && in_b(f) && !s.in_results(f))
+            && any(&|f| in_a(f) && !in_b(f) && s.in_results(f))
+            && any(&|f| in_b(f) && !in_a(f) && s.in_results(f))
+    }
+}
+
 /// The loss of a micro-batch: the sum over the labels that count, and how many count. What is minimised is the sum of
 /// the sums over the sum of the counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

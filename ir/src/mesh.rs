@@ -184,24 +184,29 @@ impl Mesh {
     }
 }
 
-impl fmt::Display for Mesh {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut words = Vec::new();
+impl Mesh {
+    /// The axes as they are called outside: a refined axis by its alias, with the axes that it stands for.
+    pub fn outer(&self) -> Vec<(Name, Vec<Axis>)> {
+        let mut out = Vec::new();
         let mut i = 0;
         while i < self.axes.len() {
-            match self.aliases.iter().find(|(_, of)| of.first() == Some(&Axis(i as u8))) {
-                Some((name, of)) => {
-                    let sizes: Vec<String> = of.iter().map(|a| self.size(*a).to_string()).collect();
-                    words.push(format!("{name}={}", sizes.join(".")));
-                    i += of.len();
-                }
-                None => {
-                    words.push(format!("{}={}", self.axes[i].0, self.axes[i].1));
-                    i += 1;
-                }
-            }
+            let axis = Axis(i as u8);
+            let alias = self.aliases.iter().find(|(_, of)| of.first() == Some(&axis)).cloned();
+            let next = alias.unwrap_or_else(|| (self.axes[i].0.clone(), vec![axis]));
+            i += next.1.len();
+            out.push(next);
         }
-        f.write_str(&words.join(","))
+        out
+    }
+}
+
+impl fmt::Display for Mesh {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let word = |(name, of): (Name, Vec<Axis>)| {
+            let sizes: Vec<String> = of.iter().map(|a| self.size(*a).to_string()).collect();
+            format!("{name}={}", sizes.join("."))
+        };
+        f.write_str(&self.outer().into_iter().map(word).collect::<Vec<_>>().join(","))
     }
 }
 

@@ -26,6 +26,7 @@ const HARMLESS: &[&str] = &[
     "bad_words_ids",
     "begin_suppress_tokens",
     "bos_token_id",
+    "cache_implementation",
     "chunk_size_feed_forward",
     "decoder_start_token_id",
     "diversity_penalty",
@@ -118,6 +119,11 @@ impl Config {
         self.keys.get(key).filter(|v| !v.is_null())
     }
 
+    /// Whether a key is there, were it null.
+    pub(crate) fn has(&self, key: &str) -> bool {
+        self.keys.contains_key(key)
+    }
+
     /// A size: a whole number of at least 1.
     pub(crate) fn size(&self, key: &str, family: &'static str) -> Result<usize, ModelError> {
         let value = self.value(key).ok_or_else(|| ModelError::Missing(key.to_string(), family))?;
@@ -135,10 +141,30 @@ impl Config {
         if self.value(key).is_none() { Ok(default) } else { self.size(key, family) }
     }
 
+    /// A whole number, 0 too.
+    pub(crate) fn count_or(&self, key: &str, default: usize) -> Result<usize, ModelError> {
+        match self.value(key) {
+            None => Ok(default),
+            Some(v) => v.as_u64().map(|n| n as usize).ok_or_else(|| wrong(key, v, "a whole number")),
+        }
+    }
+
     pub(crate) fn number_or(&self, key: &str, default: f64) -> Result<f64, ModelError> {
         match self.value(key) {
             None => Ok(default),
             Some(v) => v.as_f64().filter(|n| n.is_finite()).ok_or_else(|| wrong(key, v, "a number")),
+        }
+    }
+
+    /// A number above 0: `default` if the key is not there, none if it is null.
+    pub(crate) fn positive_or(&self, key: &str, default: f64) -> Result<Option<f64>, ModelError> {
+        match self.keys.get(key) {
+            None => Ok(Some(default)),
+            Some(Value::Null) => Ok(None),
+            Some(v) => {
+                let number = v.as_f64().filter(|n| n.is_finite() && *n > 0.0);
+                number.map(Some).ok_or_else(|| wrong(key, v, "a number above 0, or null"))
+            }
         }
     }
 
@@ -169,31 +195,9 @@ impl Config {
         if self.no_dropout { Ok(()) } else { self.off(key, family, "; `--dropout 0` trains without it") }
     }
 
-    /// The base of the rotary frequencies, from Transformers 4 or 5 keys.
-    pub(crate) fn rope_theta(&self, default: f64, family: &'static str) -> Result<f64, ModelError> {
-        self.off("rope_scaling", family, "")?;
-        let Some(rope) = self.value("rope_parameters") else { return self.number_or("rope_theta", default) };
-        let object = rope.as_object().ok_or_else(|| wrong("rope_parameters", rope, "an object"))?;
-        for (key, value) in object {
-            let fine = match key.as_str() {
-                "rope_theta" => true,
-                "rope_type" => value.as_str() == Some("default"),
-                "partial_rotary_factor" => value.as_f64() == Some(1.0),
-                _ => is_off(value),
-            };
-            if !fine {
-                return Err(unsupported(&format!("rope_parameters.{key}"), value, family, ""));
-            }
-        }
-        let theta = object.get("rope_theta").map_or(Some(default), Value::as_f64);
-        theta
-            .filter(|t| *t > 0.0)
-            .ok_or_else(|| wrong("rope_parameters.rope_theta", rope, "a number above 0"))
-    }
-
     /// Every key is one that the family reads, one that is harmless, or off: no other is passed over.
-    pub(crate) fn nothing_else(&self, read: &[&str], family: &'static str) -> Result<(), ModelError> {
-        let known: BTreeSet<&str> = HARMLESS.iter().chain(read).copied().collect();
+    pub(crate) fn nothing_else(&self, read: &[&[&str]], family: &'static str) -> Result<(), ModelError> {
+        let known: BTreeSet<&str> = HARMLESS.iter().chain(read.iter().copied().flatten()).copied().collect();
         match self.keys.iter().find(|(k, v)| !known.contains(k.as_str()) && !is_off(v)) {
             None => Ok(()),
             Some((k, v)) => {
@@ -204,7 +208,7 @@ impl Config {
     }
 }
 
-fn is_off(value: &Value) -> bool {
+pub(crate) fn is_off(value: &Value) -> bool {
     match value {
         Value::Null => true,
         Value::Bool(b) => !b,
@@ -215,8 +219,13 @@ fn is_off(value: &Value) -> bool {
     }
 }
 
-fn wrong(key: &str, found: &Value, needed: &str) -> ModelError {
+pub(crate) fn wrong(key: &str, found: &Value, needed: &str) -> ModelError {
     ModelError::Value { key: key.to_string(), found: found.to_string(), needed: needed.to_string() }
+}
+
+/// What must be so of a size that was read or follows from others.
+pub(crate) fn must(key: &str, found: usize, so: bool, needed: &str) -> Result<(), ModelError> {
+    if so { Ok(()) } else { Err(wrong(key, &found.into(), needed)) }
 }
 
 pub(crate) fn unsupported(key: &str, found: &Value, family: &'static str, hint: &str) -> ModelError {

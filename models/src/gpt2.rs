@@ -29,7 +29,7 @@ const KEYS: &[&str] = &[
 ];
 
 pub(crate) fn build(config: &Config, shape: Shape) -> Result<Graph, ModelError> {
-    config.nothing_else(KEYS, FAMILY)?;
+    config.nothing_else(&[KEYS], FAMILY)?;
     for key in ["attn_pdrop", "embd_pdrop", "resid_pdrop"] {
         config.dropout(key, FAMILY)?;
     }
@@ -109,7 +109,7 @@ pub(crate) fn build(config: &Config, shape: Shape) -> Result<Graph, ModelError> 
         true => table,
         false => m.parameter("lm_head.weight", "v d", normal),
     };
-    head(&mut m, &x, &table, &batch.labels);
+    head(&mut m, &x, &table, None, &batch.labels);
     finish(m)
 }
 

@@ -1,11 +1,19 @@
 //! Model families: a Hugging Face config to a graph, with the names of its weights. A new family is one file here, a
-//! line in [`FAMILIES`], and its oracle.
+//! line in `FAMILIES`, and its oracle.
 
 mod blocks;
 mod config;
+mod decoder;
 mod error;
+mod gemma2;
 mod gpt2;
 mod llama;
+mod mistral;
+mod phi3;
+mod qwen2;
+mod qwen3;
+mod rope;
+mod windows;
 
 use ir::Graph;
 use ir::dsl::Model;
@@ -25,7 +33,15 @@ pub struct Shape {
 type Build = fn(&Config, Shape) -> Result<Graph, ModelError>;
 
 /// By `model_type`.
-const FAMILIES: &[(&str, Build)] = &[("gpt2", gpt2::build), ("llama", llama::build)];
+const FAMILIES: &[(&str, Build)] = &[
+    ("gpt2", gpt2::build),
+    ("llama", llama::build),
+    ("mistral", mistral::build),
+    ("qwen2", qwen2::build),
+    ("qwen3", qwen3::build),
+    ("gemma2", gemma2::build),
+    ("phi3", phi3::build),
+];
 
 /// The forward pass of a micro-batch of the model that a config describes: inputs `inputs`, `labels`, `position`
 /// [b s], parameters by their names in files, a loss, and a tap `logits`.

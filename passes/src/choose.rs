@@ -9,7 +9,8 @@
 //! - A copy of a value in another sharding, once made, is free for later users.
 //! - What the user asked of a value holds: a reshard follows it if it comes out otherwise.
 //!
-//! A sum of many is regrouped first: what lies alike is summed first, so that partial operands are resolved once.
+//! A sum of many is regrouped first: what lies alike is summed first, so that partial operands are resolved once; what is
+//! partial along fewer axes than another operand becomes so along all of them.
 //!
 //! ```text
 //! v2 = einsum v0, v1 : m k, k n -> m n                 v0 is [dp, _], v1 is [_, tp]
@@ -18,7 +19,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use ir::graph::{NewNode, Rewrite};
+use ir::graph::{Mark, NewNode, Rewrite};
 use ir::rows::{Row, Strategy, factor_axes, layout, rows};
 use ir::{Axis, Dim, Factor, Graph, Mesh, Node, Op, Part, Scope, ShardedGraph, Sharding, Signature, Value};
 
@@ -62,11 +63,17 @@ fn wishes(graph: &Graph, places: &BTreeMap<ir::Name, Sharding>) -> HashMap<Value
     graph.nodes.iter().filter_map(assigned).collect()
 }
 
+/// For each value how many users would each pass a contribution on and leave one of their own: neither sums, nor matrix
+/// products, whose results are summed further; a composite is one user.
 fn users(graph: &Graph) -> Vec<usize> {
     let mut users = vec![0; graph.values.len()];
-    for node in graph.nodes.iter().filter(|n| n.op != Op::Add) {
+    let mut seen: HashSet<(Value, u32)> = HashSet::new();
+    for node in graph.nodes.iter().filter(|n| n.op != Op::Add && !n.is_product()) {
         let distinct: HashSet<&Value> = node.args.iter().collect();
-        distinct.iter().for_each(|v| users[v.index()] += 1);
+        for v in distinct {
+            let first = node.tag.as_ref().is_none_or(|t| seen.insert((*v, t.instance)));
+            users[v.index()] += usize::from(first);
+        }
     }
     users
 }
@@ -96,7 +103,7 @@ struct Choosing {
     wishes: HashMap<Value, Sharding>,
     /// By old value.
     asked: HashMap<Value, Sharding>,
-    /// By old value, how many nodes other than sums use it.
+    /// By old value, see [`users`].
     users: Vec<usize>,
 }
 
@@ -150,7 +157,8 @@ impl Choosing {
 
     /// Sums operands that lie alike first. Returns the node that sums what remains.
     fn regrouped(&mut self, old: &Graph, node: &Node) -> usize {
-        let args: Vec<Value> = node.args.iter().map(|v| self.new.at(*v)).collect();
+        let mut args: Vec<Value> = node.args.iter().map(|v| self.new.at(*v)).collect();
+        self.make_as_partial(&mut args, node);
         let mut groups: Vec<(Alike, Vec<usize>)> = Vec::new();
         for (i, v) in args.iter().enumerate() {
             let key = (node.signature.args[i].clone(), self.shardings[v.index()].clone());
@@ -160,7 +168,9 @@ impl Choosing {
             }
         }
         if groups.len() == 1 || groups.len() == node.args.len() {
-            return self.new.copy(old, node);
+            let at = self.new.copy(old, node);
+            self.new.graph.nodes[at].args = args;
+            return at;
         }
         let dtype = old.ty(node.results[0]).dtype;
         let mut terms: Vec<(Vec<Dim>, Value)> = Vec::new();
@@ -211,29 +221,40 @@ impl Choosing {
         if self.shardings[value.index()] == asked {
             return;
         }
-        let maker = self.new.graph.nodes.iter().rev().find(|n| n.results.contains(&value)).cloned();
-        let Some(maker) = maker else { return };
-        let dims: Vec<Dim> = (0..asked.dims.len()).map(|i| vec![i]).collect();
+        let mark = self.makers.get(&value).map(|at| self.new.graph.nodes[*at].mark);
+        if let Some(mark) = mark {
+            self.new.now[old.index()] = Some(self.reshard(value, asked, mark));
+        }
+    }
+
+    /// The same value in another sharding.
+    fn reshard(&mut self, value: Value, to: Sharding, mark: Mark) -> Value {
+        let dims: Vec<Dim> = (0..to.dims.len()).map(|i| vec![i]).collect();
         let factors = (0..dims.len()).map(|i| format!("i{i}").into()).collect();
         let signature = Signature { factors, args: vec![dims.clone()], results: vec![dims] };
         let dtype = self.new.graph.ty(value).dtype;
-        let (op, mark) = (Op::Reshard, maker.mark);
-        let new = NewNode {
-            op,
-            signature,
-            args: vec![value],
-            dtype,
-            known: vec![],
-            mark,
-            tag: None,
-            of: None,
-            like: None,
-        };
+        let (op, args) = (Op::Reshard, vec![value]);
+        let new =
+            NewNode { op, signature, args, dtype, known: vec![], mark, tag: None, of: None, like: None };
         self.new.graph.push(new).unwrap_or_else(|e| panic!("a reshard keeps the shape: {e}"));
         let at = self.new.graph.nodes.len() - 1;
         let strategy = Strategy::whole(&self.new.graph.nodes[at]);
-        self.new.now[old.index()] = Some(self.new.graph.nodes[at].results[0]);
-        self.record(at, strategy, vec![asked]);
+        self.record(at, strategy, vec![to]);
+        self.new.graph.nodes[at].results[0]
+    }
+
+    /// Operands of a sum that are partial along some axes of the most partial one become so along all of them, which
+    /// costs no communication: the sum is then resolved once and not axis by axis.
+    fn make_as_partial(&mut self, args: &mut [Value], node: &Node) {
+        let widest = args.iter().map(|v| self.shardings[v.index()].clone()).max_by_key(|s| s.partial.len());
+        let Some(widest) = widest else { return };
+        for v in args {
+            let mine = &self.shardings[v.index()];
+            let some = !mine.partial.is_empty() && mine.partial.len() < widest.partial.len();
+            if some && mine.dims == widest.dims && mine.partial.iter().all(|p| widest.partial.contains(p)) {
+                *v = self.reshard(*v, widest.clone(), node.mark);
+            }
+        }
     }
 
     /// The cheapest legal strategy, what it needs of operands, and how its results lie.

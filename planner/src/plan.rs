@@ -7,7 +7,7 @@ use ir::kernel::{Body, Contract};
 use ir::program::{Instruction, Program, Region, Segment, Stage};
 use ir::schedule::Kind;
 use ir::state::Role;
-use ir::{Op, Part, ShardedGraph, Signature};
+use ir::{Part, ShardedGraph};
 use serde::Serialize;
 
 use crate::cluster::Cluster;
@@ -259,7 +259,7 @@ fn model(sharded: &ShardedGraph) -> Model {
     let parameters: usize =
         graph.states.iter().filter(|s| matches!(s.role, Role::Parameter { .. })).map(|s| s.elements()).sum();
     let (mut dense, mut attention) = (0.0, 0.0);
-    for node in graph.nodes.iter().filter(|n| n.mark.part == Part::Forward && is_product(n)) {
+    for node in graph.nodes.iter().filter(|n| n.mark.part == Part::Forward && n.is_product()) {
         let flops = 2.0 * node.sizes.iter().map(|n| *n as f64).product::<f64>();
         match &node.tag {
             Some(tag) if &*tag.composite == "attention" => attention += flops,
@@ -283,18 +283,6 @@ fn model(sharded: &ShardedGraph) -> Model {
         flops_causal: passes * (dense + attention / 2.0),
         tokens_per_step: tokens,
     }
-}
-
-/// Whether a node is a matrix product: a factor of each operand alone, and one of both that is summed.
-fn is_product(node: &ir::Node) -> bool {
-    let Op::Einsum { .. } = node.op else { return false };
-    let s = &node.signature;
-    let [a, b] = &s.args[..] else { return false };
-    let has = |t: &Vec<ir::Dim>, f| Signature::has(t, f);
-    let any = |test: &dyn Fn(usize) -> bool| (0..node.sizes.len()).any(test);
-    any(&|f| has(a, f) && has(b, f) && !s.in_results(f))
-        && any(&|f| has(a, f) && !has(b, f) && s.in_results(f))
-        && any(&|f| has(b, f) && !has(a, f) && s.in_results(f))
 }
 
 /// The phase of a segment.
@@ -332,7 +320,7 @@ fn comm(sharded: &ShardedGraph, program: &Program, cluster: &Cluster) -> Vec<Com
             let seconds = cost::message_seconds(message, cluster);
             rows.push(Comm {
                 op: step.name(),
-                axes: step.axes().iter().map(|a| program.mesh.name(*a).to_string()).collect(),
+                axes: program.mesh.show(step.axes()).split('.').map(str::to_string).collect(),
                 group_size: message.group,
                 stage: s,
                 phase: phase(segment.kind),
@@ -434,7 +422,7 @@ fn schedule(sharded: &ShardedGraph, program: &Program) -> SchedulePlan {
 fn choices(sharded: &ShardedGraph) -> Vec<Choice> {
     let graph = &sharded.graph;
     let makers = graph.makers();
-    let products = graph.nodes.iter().enumerate().filter(|(_, n)| is_product(n));
+    let products = graph.nodes.iter().enumerate().filter(|(_, n)| n.is_product());
     products
         .map(|(i, node)| {
             let split = sharded.decisions.strategies[i].show(node, &sharded.mesh);

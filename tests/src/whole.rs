@@ -5,14 +5,30 @@ use std::collections::BTreeMap;
 use ir::{Mesh, Name};
 use models::{Config, Shape};
 use passes::{Compiled, Trace, compile};
-use planner::conventions::places;
+use planner::conventions::{places, refine};
 use runtime::local::HostTensor;
 
 use crate::oracle::{Oracle, tensors};
 
+/// The dense models.
+pub const MODELS: [&str; 8] =
+    ["gpt2", "llama", "llama_masked", "llama_rope", "mistral", "qwen2", "qwen3", "gemma2"];
+
 /// The meshes on which whole models are tried.
-pub const MESHES: [&str; 9] =
-    ["", "dp=2", "dp=4", "tp=2", "dp=2,tp=2", "tp=2,dp=2", "dp=3", "tp=3,dp=2", "dp=2,tp=4"];
+pub const MESHES: [&str; 12] = [
+    "",
+    "dp=2",
+    "dp=3",
+    "dp=16",
+    "tp=2",
+    "tp=3",
+    "tp=4",
+    "tp=8",
+    "dp=2,tp=2",
+    "dp=2,tp=4",
+    "dp=3,tp=2",
+    "tp=5,dp=2",
+];
 
 /// The training step of an oracle's model on a mesh.
 pub fn training_step(oracle: &Oracle, mesh: &str, dump: bool, trace: Trace) -> Compiled {
@@ -22,7 +38,7 @@ pub fn training_step(oracle: &Oracle, mesh: &str, dump: bool, trace: Trace) -> C
     let mut graph = models::build(&config, shape).expect("the oracle's config is a model");
     graph.optimizer = Some(oracle.adamw());
     graph.dump = dump;
-    let mesh = Mesh::parse(mesh).expect("a mesh");
+    let mesh = refine(&graph, &Mesh::parse(mesh).expect("a mesh"));
     let places = places(&graph, &mesh);
     compile(graph, &mesh, places, trace)
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use ir::Mesh;
 use meshc_tests::oracle::read;
-use meshc_tests::whole::{MESHES, feeds, training_step};
+use meshc_tests::whole::{MESHES, MODELS, feeds, training_step};
 use planner::plan::{Plan, phase, plan};
 use runtime::local::{Local, Taps, Traffic};
 
@@ -23,7 +23,7 @@ fn disagree(plan: &Plan, traffic: &[Traffic], mesh: &Mesh) -> Option<String> {
             c.count as u64;
     }
     for t in traffic.iter().filter(|t| t.group_size > 1) {
-        let axes: Vec<String> = t.axes.iter().map(|a| mesh.name(*a).to_string()).collect();
+        let axes: Vec<String> = mesh.show(&t.axes).split('.').map(str::to_string).collect();
         *found.entry(key(t.op, &axes, t.group_size, phase(t.segment), t.bytes, t.wire_bytes)).or_default() +=
             t.count;
     }
@@ -33,7 +33,7 @@ fn disagree(plan: &Plan, traffic: &[Traffic], mesh: &Mesh) -> Option<String> {
 #[test]
 fn bytes_and_memory_are_those_of_the_run() {
     let cluster = planner::cluster::read("here").unwrap();
-    for model in ["gpt2", "llama"] {
+    for model in MODELS {
         let oracle = read(model);
         for mesh in MESHES {
             let compiled = training_step(&oracle, mesh, false, &mut |_, _| {});

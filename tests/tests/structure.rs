@@ -61,11 +61,11 @@ fn data_parallelism_is_one_all_reduce_a_gradient_and_two_scalars() {
 #[test]
 fn tensor_parallelism_is_two_all_reduces_a_layer_and_direction() {
     for model in ["gpt2", "llama"] {
-        for mesh in ["tp=2", "tp=3", "tp=4", "dp=2,tp=2", "tp=2,dp=2"] {
+        for mesh in ["tp=2", "tp=3", "tp=4", "dp=2,tp=2", "tp=2,dp=2", "dp=2,tp=4"] {
             let program = training_step(&read(model), mesh, false, &mut |_, _| {}).program;
             let calls = calls(&program);
             assert!(calls.iter().all(|c| c.op == "all_reduce"), "{model} {mesh}: {calls:?}");
-            let tp: Vec<&Call> = calls.iter().filter(|c| c.axes.contains("tp")).collect();
+            let tp: Vec<&Call> = calls.iter().filter(|c| c.axes.starts_with("tp")).collect();
             let hidden = |kind: Kind| tp.iter().filter(|c| c.kind == kind && c.shape == HIDDEN).count();
             // One more for the embedding, split over the vocabulary, and one for the gradient of the head's input.
             assert_eq!(hidden(Kind::Forward), 2 * LAYERS + 1, "{model} {mesh}");
@@ -74,7 +74,14 @@ fn tensor_parallelism_is_two_all_reduces_a_layer_and_direction() {
             // The largest logit, the sum of exponentials, the picked logit; and the norm of the gradient.
             let tokens = rest.iter().filter(|c| c.kind == Kind::Forward && c.shape == HIDDEN[..2]).count();
             let norm = rest.iter().filter(|c| c.kind == Kind::Optimizer && c.shape.is_empty()).count();
-            assert_eq!((tokens, norm, rest.len()), (3, 1, 4), "{model} {mesh}: {rest:?}");
+            // Where `tp` is refined, keys and values are replicated over its second part, and their gradients summed.
+            let kv = rest
+                .iter()
+                .filter(|c| c.kind == Kind::Backward && c.axes == "tp1" && c.shape.len() == 5)
+                .count();
+            let refined = !program.mesh.aliases.is_empty();
+            assert_eq!(kv, if refined { 2 * LAYERS } else { 0 }, "{model} {mesh}: {rest:?}");
+            assert_eq!((tokens, norm, rest.len()), (3, 1, 4 + kv), "{model} {mesh}: {rest:?}");
         }
     }
 }
@@ -94,5 +101,32 @@ fn every_printed_form_parses_back_to_itself() {
             names.push(name);
         });
         assert_eq!(names.len(), 11);
+    }
+}
+
+/// No rank holds more than its share of the vocabulary's columns, and nothing else grows with the vocabulary.
+#[test]
+fn no_rank_holds_more_logits_than_its_share() {
+    for model in ["gpt2", "llama", "gemma2"] {
+        let oracle = read(model);
+        let vocabulary = models::vocabulary(&models::Config::read(&oracle.folder).unwrap()).unwrap();
+        for (mesh, tp) in
+            [("tp=2", 2usize), ("tp=3", 3), ("tp=4", 4), ("tp=8", 8), ("dp=2,tp=4", 4), ("tp=5,dp=2", 5)]
+        {
+            let program = training_step(&oracle, mesh, false, &mut |_, _| {}).program;
+            let mut wide = 0;
+            for buffer in &program.stages[0].buffers {
+                let local = ir::local_shape(&buffer.shape, &buffer.sharding, &program.mesh);
+                for (n, mine) in buffer.shape.iter().zip(&local).filter(|(n, _)| **n == vocabulary) {
+                    assert!(
+                        *mine <= n.div_ceil(tp),
+                        "{model} on {mesh}: {mine} of {n} columns in {:?}",
+                        buffer.shape
+                    );
+                    wide += 1;
+                }
+            }
+            assert!(wide >= 4, "{model} on {mesh}: logits, table, moments");
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! Normalisation over the last dimension of a tensor.
+//! Normalisation over dimensions of a tensor: RMS norm over those of its weight, layer norm over the last.
 
 use crate::Unary;
 use crate::dsl::{Model, Tensor};
@@ -11,13 +11,14 @@ fn rest(x: &Tensor) -> String {
     x.dims[..x.dims.len().saturating_sub(1)].join(" ")
 }
 
-/// x over its root mean square, times `weight` (Zhang and Sennrich, "Root Mean Square Layer Normalization").
+/// x over its root mean square, times `weight`, along the dimensions of `weight` (Zhang and Sennrich, "Root Mean Square
+/// Layer Normalization").
 #[track_caller]
 pub fn rms_norm(m: &mut Model, x: &Tensor, weight: &Tensor, eps: f64) -> Tensor {
-    let (over, rest) = (last(x), rest(x));
-    let n = m.size(&over) as f64;
+    let rest: Vec<&str> = x.dims.iter().filter(|d| !weight.dims.contains(d)).map(|d| &**d).collect();
+    let n: usize = weight.dims.iter().map(|d| m.size(d)).product();
     m.composite("rms_norm", |m| {
-        let square = m.einsum_scaled(1.0 / n, &rest, &[x, x]);
+        let square = m.einsum_scaled(1.0 / n as f64, &rest.join(" "), &[x, x]);
         let square = m.offset(&square, eps);
         let inverse = m.unary(Unary::Rsqrt, &square);
         let out = m.mul(&[x, &inverse, weight]);

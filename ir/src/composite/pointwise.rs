@@ -1,8 +1,9 @@
-//! Activations. Their gradients are from the operand alone, so that nothing else is kept from forward to backward.
+//! Activations and the soft cap. Their gradients are from one tensor alone, the operand or, of the cap, the result, so
+//! that nothing else is kept from forward to backward.
 
 use super::Roles;
 use crate::dsl::{Model, Tensor};
-use crate::{Unary, Value};
+use crate::{Op, Unary, Value};
 
 /// The constants of the tanh form: sqrt(2 / pi), and the weight of the cube.
 const OUTER: f64 = 0.797_884_560_802_865_4;
@@ -71,5 +72,32 @@ pub(super) fn silu_gradient(m: &mut Model, roles: &Roles, dy: &Tensor) -> Vec<(V
         let curved = m.offset(&curved, 1.0);
         let dx = m.mul(&[dy, &s, &curved]);
         vec![(x.value, dx)]
+    })
+}
+
+/// cap tanh(x / cap) (Bello et al., "Neural Combinatorial Optimization with Reinforcement Learning", for logits).
+#[track_caller]
+pub fn softcap(m: &mut Model, x: &Tensor, cap: f64) -> Tensor {
+    m.composite("softcap", |m| {
+        let inner = m.scale(1.0 / cap, x);
+        m.role(&inner, "divided");
+        let tanh = m.unary(Unary::Tanh, &inner);
+        let out = m.scale(cap, &tanh);
+        m.role(&out, "out");
+        out
+    })
+}
+
+/// dy (1 - (y / cap)^2).
+pub(super) fn softcap_gradient(m: &mut Model, roles: &Roles, dy: &Tensor) -> Vec<(Value, Tensor)> {
+    let out = &roles["out"];
+    let y = Tensor { value: out.results[0], dims: dy.dims.clone() };
+    let cap = if let Op::Einsum { scale } = out.op { scale } else { 1.0 };
+    let x = roles["divided"].args[0];
+    m.composite("softcap_gradient", |m| {
+        let square = m.einsum_scaled(-1.0 / (cap * cap), &y.dims.join(" "), &[&y, &y]);
+        let slope = m.offset(&square, 1.0);
+        let dx = m.mul(&[dy, &slope]);
+        vec![(x, dx)]
     })
 }

@@ -37,19 +37,13 @@ pub(super) fn kernel(sharded: &ShardedGraph, i: usize) -> (Kernel, Vec<Value>) {
     (Kernel { reads, writes, body: Body::Map(writer.map) }, writer.reads)
 }
 
-/// The scale of an einsum that is a matrix product: a factor of each operand alone and one of both that is summed.
+/// The scale of an einsum that is a matrix product, and in which no operand is summed alone.
 fn contraction(node: &Node) -> Option<f64> {
     let Op::Einsum { scale } = node.op else { return None };
     let s = &node.signature;
     let [a, b] = &s.args[..] else { return None };
-    let out = |f: Factor| s.in_results(f);
-    let has = |dims: &[Dim], f: Factor| Signature::has(dims, f);
-    let any = |test: &dyn Fn(Factor) -> bool| (0..node.sizes.len()).any(test);
-    let rows = any(&|f| has(a, f) && !has(b, f) && out(f));
-    let columns = any(&|f| has(b, f) && !has(a, f) && out(f));
-    let inner = any(&|f| has(a, f) && has(b, f) && !out(f));
-    let alone = any(&|f| has(a, f) != has(b, f) && !out(f));
-    (rows && columns && inner && !alone).then_some(scale)
+    let alone = |f: Factor| Signature::has(a, f) != Signature::has(b, f) && !s.in_results(f);
+    (node.is_product() && !(0..node.sizes.len()).any(alone)).then_some(scale)
 }
 
 /// The looked-up factor of a scatter that sums over some factor of its index or source.
