@@ -126,8 +126,8 @@ pub struct SplitArgs {
     /// The type in which gradients are sent
     #[arg(long, value_name = "f32|bf16", hide = true)]
     pub grad_dtype: Option<String>,
-    /// Which model dimension goes to which axes
-    #[arg(long, value_name = "FILE", hide = true)]
+    /// Which model dimension goes to which axes, a rule a line: `f = tp`, `lm_head.weight: d = tp even`
+    #[arg(long, value_name = "FILE")]
     pub rules: Option<PathBuf>,
 }
 

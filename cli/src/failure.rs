@@ -4,6 +4,7 @@ use ir::dsl::BuildError;
 use models::ModelError;
 use planner::cluster::ClusterError;
 use planner::planfile::PlanFileError;
+use planner::rules::RuleError;
 use runtime::data::DataError;
 use runtime::files::FileError;
 use runtime::local::RunError;
@@ -26,6 +27,9 @@ pub enum Failure {
     /// A cluster.
     #[error(transparent)]
     Cluster(#[from] ClusterError),
+    /// A rules file.
+    #[error(transparent)]
+    Rules(#[from] RuleError),
     /// Training data.
     #[error(transparent)]
     Data(#[from] DataError),
@@ -58,6 +62,7 @@ impl Failure {
             | Failure::Model(_)
             | Failure::Build(_)
             | Failure::Cluster(_)
+            | Failure::Rules(_)
             | Failure::Data(_)
             | Failure::File(_)
             | Failure::Plan(..) => 2,

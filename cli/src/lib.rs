@@ -81,3 +81,7 @@ fn dispatch(origin: &Origin, command: &Command) -> Result<(), Failure> {
         Command::Kernels(_) => later("kernels"),
     }
 }
+
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/write-your-model.md")]
+struct WriteYourModel;

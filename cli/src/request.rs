@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use ir::graph::Constraint;
 use ir::state::AdamW;
 use ir::{Graph, Mesh, Name, Sharding, verify};
 use models::{Config, Shape};
 use passes::{Compiled, Trace, compile};
 use planner::cluster::Cluster;
 use planner::conventions::{AXES, places, refine};
+use planner::rules;
 
 use crate::args::{Mode, SplitArgs};
 use crate::failure::Failure;
@@ -71,9 +71,15 @@ pub fn read(origin: &Origin, args: &SplitArgs, fed: Option<Shape>) -> Result<Req
     if args.mode == Mode::Forward {
         graph.loss = None;
     }
-    check_constraints(&graph, &mesh)?;
+    check_constraints(&graph, &mesh, &constraint_lines(args))?;
     let mesh = refine(&graph, &mesh);
-    let places = places(&graph, &mesh);
+    let mut places = places(&graph, &mesh);
+    if let Some(path) = &args.rules {
+        let text = std::fs::read_to_string(path)
+            .map_err(|e| Failure::Request(format!("cannot read {}: {e}", path.display())))?;
+        let rules = rules::parse(&path.display().to_string(), &text)?;
+        places = rules.apply(&graph, &mesh, places)?;
+    }
     Ok(Request { title, config, graph, shape, mesh, places, cluster })
 }
 
@@ -99,7 +105,6 @@ fn not_built(args: &SplitArgs) -> Result<(), Failure> {
     unless(is(&args.recompute, "none"), "--recompute other than none")?;
     unless(is(&args.dtype, "f32"), "--dtype other than f32")?;
     unless(is(&args.grad_dtype, "f32"), "--grad-dtype other than f32")?;
-    unless(args.rules.is_none(), "--rules")?;
     unless(args.dropout.is_none_or(|p| p == 0.0), "--dropout above 0")?;
     unless(matches!(args.mode, Mode::Train | Mode::Forward), "--mode prefill and decode")?;
     match args.microbatches {
@@ -200,37 +205,36 @@ fn graph_text(path: &Path) -> Option<String> {
     (first == "graph").then_some(text)
 }
 
+/// The lines on which the constraints of a graph file stand.
+fn constraint_lines(args: &SplitArgs) -> Vec<usize> {
+    let text = args.model.as_deref().and_then(graph_text).unwrap_or_default();
+    let lines = text.lines().enumerate().filter(|(_, l)| l.trim_start().starts_with("constrain "));
+    lines.map(|(i, _)| i + 1).collect()
+}
+
 fn name_of(path: &Path) -> String {
     let path = if path.ends_with("config.json") { path.parent().unwrap_or(path) } else { path };
     path.file_stem().map_or_else(|| "model".to_string(), |n| n.to_string_lossy().into_owned())
 }
 
-/// A constraint that cannot be kept is an error: one entry a dimension, no axis twice, none that also splits the batch
-/// elsewhere.
-fn check_constraints(graph: &Graph, mesh: &Mesh) -> Result<(), Failure> {
-    let show = |c: &Constraint| {
+/// Constraints name axes that there are, and do not contradict each other. `lines` says where in a file each stands.
+fn check_constraints(graph: &Graph, mesh: &Mesh, lines: &[usize]) -> Result<(), Failure> {
+    let show = |i: usize| {
+        let c = &graph.constraints[i];
         let dim = |d: &Vec<Name>| if d.is_empty() { "_".to_string() } else { d.join(".") };
-        format!("constrain {} [{}]", c.value, c.dims.iter().map(dim).collect::<Vec<_>>().join(", "))
+        let line = lines.get(i).map_or(String::new(), |l| format!("line {l}: "));
+        format!("{line}`constrain {} [{}]`", c.value, c.dims.iter().map(dim).collect::<Vec<_>>().join(", "))
     };
     for (i, c) in graph.constraints.iter().enumerate() {
-        let shape = graph.shape(c.value);
-        if c.dims.len() != shape.len() {
-            let message = format!("{}: the value has {} dimensions, {shape:?}", show(c), shape.len());
+        let known = |a: &&Name| mesh.find(a).is_some() || AXES.iter().any(|(n, _)| *n == &***a);
+        if let Some(axis) = c.dims.iter().flatten().find(|a| !known(a)) {
+            let message = format!("{}: neither the mesh `{mesh}` nor meshc has an axis {axis}", show(i));
             return Err(Failure::Request(message));
         }
-        let axes: Vec<&Name> = c.dims.iter().flatten().collect();
-        if let Some(twice) = axes.iter().enumerate().find(|(k, a)| axes[..*k].contains(a)) {
-            return Err(Failure::Request(format!("{}: axis {} is used twice", show(c), twice.1)));
-        }
-        let known = |a: &&Name| mesh.find(a).is_some() || AXES.iter().any(|(n, _)| *n == &***a);
-        if let Some(axis) = axes.iter().find(|a| !known(a)) {
-            return Err(Failure::Request(format!(
-                "{}: neither the mesh `{mesh}` nor meshc has an axis {axis}",
-                show(c)
-            )));
-        }
-        if let Some(other) = graph.constraints[..i].iter().find(|o| o.value == c.value && o.dims != c.dims) {
-            return Err(Failure::Request(format!("{} contradicts {}", show(c), show(other))));
+        let other =
+            (0..i).find(|o| graph.constraints[*o].value == c.value && graph.constraints[*o].dims != c.dims);
+        if let Some(other) = other {
+            return Err(Failure::Request(format!("{} contradicts {}", show(i), show(other))));
         }
     }
     Ok(())

@@ -243,3 +243,81 @@ fn what_cannot_be_written_leaves_nothing() {
     let left: Vec<_> = std::fs::read_dir(folder.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert_eq!(left.len(), 2, "{left:?}");
 }
+
+#[test]
+fn rules_that_cannot_be_kept_name_both_places() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("my.rules");
+    let llama = oracle::read("llama").folder.display().to_string();
+    let rows: &[(&str, &[&str])] = &[
+        ("f = tp\nq = tp", &["my.rules:2", "dimension `q`", "kv"]),
+        ("f = tp\n\nf = dp", &["my.rules:3: `f = dp`", "my.rules:1 says `f = tp`"]),
+        ("f = xp", &["my.rules:1", "axis `xp`", "dp=2,tp=2", "tp"]),
+        (
+            "d = tp",
+            &[
+                "axis tp would split two dimensions of model.embed_tokens.weight",
+                "v by convention",
+                "d by ",
+                "my.rules:1",
+            ],
+        ),
+        ("d = tp\nv = tp", &["v by ", "my.rules:2", "d by ", "my.rules:1"]),
+        ("lm_head.weights: v = tp", &["my.rules:1", "like `lm_head.weights`", "inputs"]),
+        ("lm_head.weight: f = tp", &["my.rules:1", "tensor like `lm_head.weight`", "d, v"]),
+        // 101 words over 2 ranks.
+        ("v = tp even", &["my.rules:1", "dimension v of", "size 101", "tp=2", "pieces of 51, 50", "`_`"]),
+        ("f tp", &["my.rules:1: `f tp` is no rule"]),
+    ];
+    for (text, words) in rows {
+        std::fs::write(&file, text).unwrap();
+        let args = ["plan", &llama, "--mesh", "dp=2,tp=2", "--seq", "8", "--rules", file.to_str().unwrap()];
+        expect(&args, 2, words);
+    }
+    // Rules that can be kept: the vocabulary whole, one layer's inner width whole too; the same numbers.
+    std::fs::write(&file, "v = _ ; no axis\nmodel.layers.1.*: f = _\n").unwrap();
+    let args = ["check", &llama, "--mesh", "tp=2", "--seq", "8", "--global-batch", "2", "--numeric"];
+    let args: Vec<&str> = args.into_iter().chain(["--rules", file.to_str().unwrap()]).collect();
+    expect(&args, 0, &["equal one device"]);
+    let trace = [
+        "trace",
+        &llama,
+        "--mesh",
+        "tp=2",
+        "--seq",
+        "8",
+        "--pass",
+        "choose",
+        "--rules",
+        file.to_str().unwrap(),
+    ];
+    expect(&trace, 0, &["place lm_head.weight [_, _]", "place model.layers.1.mlp.up_proj.weight [_, _]"]);
+}
+
+#[test]
+fn constraints_that_cannot_be_kept_name_both_places() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("x.graph");
+    let graph = "graph
+input x : f32 [a=5, b=4]
+v0 = input(x) : -> a b : f32 5x4 micro | 0 forward
+v1 = exp v0 : a b -> a b : f32 5x4 micro | 0 forward
+tap(y) v1 : a b -> | 0 forward
+";
+    let rows: &[(&str, i32, &[&str])] = &[
+        ("constrain v1 [tp, _]", 0, &["all_"]),
+        (
+            "constrain v1 [tp, _]\nconstrain v1 [_, tp]",
+            2,
+            &["line 7", "contradicts line 6", "[_, tp]", "[tp, _]"],
+        ),
+        ("constrain v1 [tp, tp]", 2, &["constrain v1", "axis tp twice"]),
+        ("constrain v1 [tp]", 2, &["constrain v1", "2 dimensions", "constraint has 1"]),
+        ("constrain v1 [xp, _]", 2, &["line 6", "axis xp"]),
+        ("constrain v9 [tp, _]", 2, &["line 6", "v9 is not defined"]),
+    ];
+    for (lines, status, words) in rows {
+        std::fs::write(&file, format!("{graph}{lines}\n")).unwrap();
+        expect(&["plan", file.to_str().unwrap(), "--mesh", "dp=2,tp=2", "--mode", "forward"], *status, words);
+    }
+}

@@ -61,6 +61,8 @@ pub struct Model {
     open: Option<(Name, u32)>,
     instances: u32,
     errors: Vec<BuildError>,
+    /// Where each constraint of the graph stands in the source.
+    constrained: Vec<&'static Location<'static>>,
 }
 
 fn names(dims: &str) -> Vec<Name> {
@@ -455,6 +457,18 @@ impl Model {
             ));
             return;
         }
+        let axes: Vec<&Name> = entries.iter().flatten().collect();
+        if let Some(i) = (1..axes.len()).find(|i| axes[..*i].contains(&axes[*i])) {
+            self.wrong(format!("`{dims}` names axis {} twice", axes[i]));
+            return;
+        }
+        let earlier = self.graph.constraints.iter().position(|c| c.value == x.value && c.dims != entries);
+        if let Some(earlier) = earlier.map(|i| self.constrained[i]) {
+            let place = format!("{}:{}", earlier.file(), earlier.line());
+            self.wrong(format!("`{dims}` contradicts what {place} asks of the same value"));
+            return;
+        }
+        self.constrained.push(Location::caller());
         self.graph.constraints.push(Constraint { value: x.value, dims: entries });
     }
 

@@ -9,4 +9,5 @@ pub mod numeric;
 pub mod plan;
 pub mod planfile;
 pub mod render;
+pub mod rules;
 pub mod units;
