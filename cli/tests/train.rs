@@ -170,3 +170,36 @@ fn saved_weights_are_where_training_goes_on() {
     };
     assert_eq!(keys(&oracle.folder), keys(&exported));
 }
+
+/// B50: initial weights are those of the seed, whatever the mesh.
+#[test]
+fn initial_weights_do_not_depend_on_the_mesh() {
+    let folder = tempfile::tempdir().unwrap();
+    let oracle = read("gemma2");
+    // The config alone: no weights are read.
+    let config = folder.path().join("config.json");
+    std::fs::copy(oracle.folder.join("config.json"), &config).unwrap();
+    let data = oracle.folder.join("data.safetensors");
+    let save = |mesh: &str, seed: &str| {
+        let to = folder.path().join(format!("{mesh}-{seed}"));
+        // A rate of 0 leaves the weights as they started.
+        let args = [
+            "train",
+            config.to_str().unwrap(),
+            "--batches",
+            data.to_str().unwrap(),
+            "--steps",
+            "1",
+            "--quiet",
+        ];
+        let more = ["--lr", "0", "--mesh", mesh, "--seed", seed, "--save", to.to_str().unwrap()];
+        let done = Command::new(env!("CARGO_BIN_EXE_meshc")).args(args).args(more).output().unwrap();
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        std::fs::read(to.join("model.safetensors")).unwrap()
+    };
+    let one = save("", "7");
+    for mesh in ["dp=2", "tp=2", "tp=4", "tp=3,dp=2"] {
+        assert!(save(mesh, "7") == one, "{mesh}");
+    }
+    assert!(save("tp=2", "8") != one);
+}
