@@ -127,3 +127,13 @@ fn graph_files_are_models_too() {
     let b = meshc(&["plan", &folder("llama"), "--mesh", "tp=2", "--seq", "8", "--format", "json"]);
     assert_eq!(a, b);
 }
+
+#[test]
+fn plans_of_whole_models() {
+    // A cluster whose memory does not depend on the machine that runs the test.
+    for (model, mesh) in [("gpt2", "dp=2,tp=2"), ("llama", "tp=4"), ("gemma2", "dp=3")] {
+        let text = meshc(&["plan", &folder(model), "--mesh", mesh, "--seq", "32", "--cluster", "h100"]);
+        assert!(text.lines().count() <= 40 && text.lines().all(|l| l.chars().count() <= 100), "{text}");
+        insta::assert_snapshot!(format!("{model}_{}", mesh.replace([',', '='], "_")), text);
+    }
+}
