@@ -22,6 +22,8 @@
 //!
 //! What is wrong is collected, each with the place in the model's source, and reported by [`Model::finish`].
 
+mod top;
+
 use std::collections::BTreeMap;
 use std::panic::Location;
 
@@ -397,6 +399,10 @@ impl Model {
         let op = match reduce {
             Reduce::Sum => Op::Einsum { scale: 1.0 },
             Reduce::Max => Op::ReduceMax,
+            Reduce::Top => {
+                self.wrong("pairs are not reduced: `top_k` makes them".to_string());
+                Op::ReduceMax
+            }
         };
         self.push(op, dtype, &[x], &rest.join(" "))
     }

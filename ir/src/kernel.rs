@@ -142,6 +142,19 @@ pub struct Scatter {
     pub looked: usize,
 }
 
+/// The best of operand 0 along a loop: pairs of a value and its global index, in the order of [`crate::Op::TopK`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct TopK {
+    /// All loops: also those of the pairs, which nothing splits.
+    pub loops: Vec<Loop>,
+    /// Operand 0.
+    pub source: Access,
+    /// The result. Its last dimensions are the loops of how many pairs, and of the two numbers of one.
+    pub out: Access,
+    /// The loop that is searched, which the result lacks.
+    pub searched: usize,
+}
+
 /// What a launch computes.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Body {
@@ -151,6 +164,8 @@ pub enum Body {
     Contract(Contract),
     /// A sum by index.
     Scatter(Scatter),
+    /// The best along a loop.
+    TopK(TopK),
 }
 
 /// A kernel: a body, and the element types of its operands.
@@ -204,6 +219,24 @@ impl Step {
         }
     }
 
+    /// How it combines, if it does.
+    pub fn reduce(&self) -> Option<Reduce> {
+        match self {
+            Step::Row(reduce, _) | Step::Accumulate { reduce, .. } => Some(*reduce),
+            Step::Load { .. }
+            | Step::LoadAt { .. }
+            | Step::Const(_)
+            | Step::Iota(_)
+            | Step::Unary(..)
+            | Step::Binary(..)
+            | Step::Add(_)
+            | Step::Mul(..)
+            | Step::Select(..)
+            | Step::Cast(..)
+            | Step::Store { .. } => None,
+        }
+    }
+
     /// The operand and place that it loads plainly.
     pub fn load(&self) -> Option<(usize, &Access)> {
         if let Step::Load { read, access } = self { Some((*read, access)) } else { None }
@@ -217,6 +250,11 @@ impl Step {
     /// The operand and place that it stores, and what.
     pub fn store(&self) -> Option<(usize, &Access, Register)> {
         if let Step::Store { write, access, of } = self { Some((*write, access, *of)) } else { None }
+    }
+
+    /// Whether it combines over points.
+    pub fn reduces(&self) -> bool {
+        matches!(self, Step::Row(..) | Step::Accumulate { .. })
     }
 
     /// Whether it defines a register.
@@ -277,6 +315,7 @@ impl Body {
             Body::Map(m) => m.loops.iter().chain(&m.looked).collect(),
             Body::Contract(c) => c.loops.iter().collect(),
             Body::Scatter(s) => s.loops.iter().collect(),
+            Body::TopK(t) => t.loops.iter().collect(),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The moves that change a sharding, one collective call each, and the sequence that leads from one to another.
 
-use crate::{Axis, Mesh, Reduce, Sharding};
+use crate::{Axis, DType, Mesh, Reduce, Sharding};
 
 /// One step from a sharding to another. Axes are outermost first; a move over several axes is one call.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -37,6 +37,14 @@ pub enum Move {
         /// The dimension that is split.
         to: usize,
     },
+    /// Renames axes: every piece goes whole to the rank that needs it, whose coordinate along `to[i]` is the piece's
+    /// along `axes[i]`. `to` is `axes` in another order, each in the place of one of its size.
+    Permute {
+        /// These axes.
+        axes: Vec<Axis>,
+        /// What each becomes.
+        to: Vec<Axis>,
+    },
     /// Keeps only this rank's piece; no communication.
     Slice {
         /// Over these axes.
@@ -61,6 +69,7 @@ impl Move {
             | Move::ReduceScatter { axes, .. }
             | Move::AllGather { axes, .. }
             | Move::AllToAll { axes, .. }
+            | Move::Permute { axes, .. }
             | Move::Slice { axes, .. } => axes,
             Move::ToPartial { axis, .. } => std::slice::from_ref(axis),
         }
@@ -72,9 +81,46 @@ impl Move {
             Move::AllReduce { .. }
             | Move::ReduceScatter { .. }
             | Move::AllGather { .. }
-            | Move::AllToAll { .. } => true,
+            | Move::AllToAll { .. }
+            | Move::Permute { .. } => true,
             Move::Slice { .. } | Move::ToPartial { .. } => false,
         }
+    }
+
+    /// How contributions combine, if they do, or shall.
+    pub fn reduce(&self) -> Option<Reduce> {
+        match self {
+            Move::AllReduce { reduce, .. }
+            | Move::ReduceScatter { reduce, .. }
+            | Move::ToPartial { reduce, .. } => Some(*reduce),
+            Move::AllGather { .. } | Move::AllToAll { .. } | Move::Permute { .. } | Move::Slice { .. } => {
+                None
+            }
+        }
+    }
+
+    /// Whether a tensor that lies like this has whole pairs for [`Reduce::Top`], and the move leaves them so.
+    pub fn has_pairs(&self, shape: &[usize], sharding: &Sharding, dtype: DType) -> bool {
+        let splits = match self {
+            Move::ReduceScatter { dim, .. } => *dim + 2 >= shape.len(),
+            Move::AllReduce { .. }
+            | Move::ToPartial { .. }
+            | Move::AllGather { .. }
+            | Move::AllToAll { .. }
+            | Move::Permute { .. }
+            | Move::Slice { .. } => false,
+        };
+        dtype == DType::F32 && !splits && sharding.has_pairs(shape)
+    }
+
+    /// The rank whose piece goes to `rank` in a permutation; else itself.
+    pub fn source(&self, mesh: &Mesh, rank: usize) -> usize {
+        let at = mesh.coordinate(rank);
+        let mut source = at.clone();
+        if let Move::Permute { axes, to } = self {
+            axes.iter().zip(to).for_each(|(a, b)| source[a.index()] = at[b.index()]);
+        }
+        mesh.rank(&source)
     }
 
     /// The field's name for it.
@@ -84,9 +130,31 @@ impl Move {
             Move::ReduceScatter { .. } => "reduce_scatter",
             Move::AllGather { .. } => "all_gather",
             Move::AllToAll { .. } => "all_to_all",
+            Move::Permute { .. } => "permute",
             Move::Slice { .. } => "slice",
             Move::ToPartial { .. } => "to_partial",
         }
+    }
+
+    /// Whether it is a move of a value that lies so: what is joined is split by just these axes at its inner end, what is
+    /// combined is partial along them, and no axis comes to stand twice.
+    pub fn fits(&self, before: &Sharding) -> bool {
+        let axes = self.axes();
+        let distinct = (1..axes.len()).all(|i| !axes[..i].contains(&axes[i]));
+        let has = |dim: &usize| *dim < before.dims.len();
+        let inner = |dim: &usize| has(dim) && before.dims[*dim].ends_with(axes);
+        let partial = |reduce: &Reduce| axes.iter().all(|a| before.partial.contains(&(*a, *reduce)));
+        let free = || axes.iter().all(|a| before.axes().all(|b| b != *a));
+        let legal = match self {
+            Move::AllReduce { reduce, .. } => partial(reduce),
+            Move::ReduceScatter { reduce, dim, .. } => partial(reduce) && has(dim),
+            Move::AllGather { dim, .. } => inner(dim),
+            Move::AllToAll { from, to, .. } => inner(from) && has(to) && from != to,
+            Move::Permute { to, .. } => to.len() == axes.len() && to.iter().all(|a| axes.contains(a)),
+            Move::Slice { dim, .. } => has(dim) && free(),
+            Move::ToPartial { .. } => free(),
+        };
+        distinct && !axes.is_empty() && legal
     }
 
     /// The sharding after it.
@@ -105,6 +173,12 @@ impl Move {
                 drop_inner(&mut at.dims[*from], axes);
                 at.dims[*to].extend(axes);
             }
+            Move::Permute { axes, to } => {
+                let renamed = |a: &mut Axis| *a = axes.iter().position(|b| b == a).map_or(*a, |i| to[i]);
+                at.dims.iter_mut().flatten().for_each(renamed);
+                at.partial.iter_mut().for_each(|(a, _)| renamed(a));
+                at.partial.sort();
+            }
             Move::Slice { axes, dim } => at.dims[*dim].extend(axes),
             Move::ToPartial { axis, reduce } => {
                 at.partial.push((*axis, *reduce));
@@ -117,14 +191,14 @@ impl Move {
     /// The text form, as in `all_gather(tp, dim 1)`.
     pub fn show(&self, mesh: &Mesh) -> String {
         let axes = mesh.show(self.axes());
-        let how = |reduce: &Reduce| if *reduce == Reduce::Max { "max " } else { "" };
         let inner = match self {
             Move::AllReduce { reduce, .. } | Move::ToPartial { reduce, .. } => {
-                format!("{}{axes}", how(reduce))
+                format!("{}{axes}", reduce.prefix())
             }
-            Move::ReduceScatter { reduce, dim, .. } => format!("{}{axes}, dim {dim}", how(reduce)),
+            Move::ReduceScatter { reduce, dim, .. } => format!("{}{axes}, dim {dim}", reduce.prefix()),
             Move::AllGather { dim, .. } | Move::Slice { dim, .. } => format!("{axes}, dim {dim}"),
             Move::AllToAll { from, to, .. } => format!("{axes}, dim {from} to {to}"),
+            Move::Permute { to, .. } => format!("{axes} to {}", mesh.show(to)),
         };
         format!("{}({inner})", self.name())
     }
@@ -137,18 +211,29 @@ impl Move {
         let wrong = || format!("`{text}` is no move: one reads `all_reduce(tp)` or `all_gather(tp, dim 1)`");
         let (name, inner) =
             text.trim().strip_suffix(')').and_then(|t| t.split_once('(')).ok_or_else(wrong)?;
+        let find = |names: &str| -> Result<Vec<Axis>, String> {
+            let mut axes = Vec::new();
+            for name in names.split('.') {
+                let found = mesh.find(name);
+                axes.extend(found.ok_or_else(|| format!("the mesh `{mesh}` has no axis `{name}`"))?);
+            }
+            Ok(axes)
+        };
+        if name == "permute" {
+            let (axes, to) = inner.split_once(" to ").ok_or_else(wrong)?;
+            let (axes, to) = (find(axes)?, find(to)?);
+            let like = |(a, b): (&Axis, &Axis)| mesh.size(*a) == mesh.size(*b) && to.contains(a);
+            if axes.len() != to.len() || !axes.iter().zip(&to).all(like) {
+                return Err(format!("`{text}` does not put each axis in the place of one of its size"));
+            }
+            return Ok(Move::Permute { axes, to });
+        }
         let (axes, dim) = match inner.split_once(", dim ") {
             Some((axes, dim)) => (axes, Some(dim)),
             None => (inner, None),
         };
-        let (reduce, names) = match axes.strip_prefix("max ") {
-            Some(names) => (Reduce::Max, names),
-            None => (Reduce::Sum, axes),
-        };
-        let mut axes = Vec::new();
-        for name in names.split('.') {
-            axes.extend(mesh.find(name).ok_or_else(|| format!("the mesh `{mesh}` has no axis `{name}`"))?);
-        }
+        let (reduce, names) = Reduce::of_prefixed(axes);
+        let axes = find(names)?;
         let number = |text: &str| text.trim().parse::<usize>().map_err(|_| wrong());
         Ok(match (name, dim) {
             ("all_reduce", None) => Move::AllReduce { axes, reduce },
@@ -166,10 +251,10 @@ impl Move {
 }
 
 /// The moves that lead from one sharding to another, in order.
-pub fn moves(from: &Sharding, to: &Sharding) -> Vec<Move> {
+pub fn moves(from: &Sharding, to: &Sharding, mesh: &Mesh) -> Vec<Move> {
     let mut at = from.clone();
     let mut out = Vec::new();
-    while let Some(next) = next(&at, to) {
+    while let Some(next) = next(&at, to, mesh) {
         at = next.after(&at);
         out.push(next);
     }
@@ -178,7 +263,7 @@ pub fn moves(from: &Sharding, to: &Sharding) -> Vec<Move> {
 }
 
 /// Pieces are contiguous only at the inner end of a dimension, so moves happen there.
-fn next(at: &Sharding, to: &Sharding) -> Option<Move> {
+fn next(at: &Sharding, to: &Sharding, mesh: &Mesh) -> Option<Move> {
     // The axes that `dim` lacks in front of `axis` being the next one, if what it has is a beginning of its goal.
     let wanted =
         |dim: usize| to.dims[dim].starts_with(&at.dims[dim]).then(|| &to.dims[dim][at.dims[dim].len()..]);
@@ -186,7 +271,9 @@ fn next(at: &Sharding, to: &Sharding) -> Option<Move> {
         at.partial.iter().filter(|p| !to.partial.contains(p)).copied().collect();
     if let Some(&(_, reduce)) = leaving.first() {
         let mine = |a: &Axis| leaving.contains(&(*a, reduce));
-        for dim in 0..at.dims.len() {
+        // A block of pairs is not split.
+        let blocks = if reduce == Reduce::Top { 2 } else { 0 };
+        for dim in 0..at.dims.len().saturating_sub(blocks) {
             let run: Vec<Axis> = wanted(dim).unwrap_or(&[]).iter().copied().take_while(mine).collect();
             if !run.is_empty() {
                 return Some(Move::ReduceScatter { axes: run, reduce, dim });
@@ -194,6 +281,9 @@ fn next(at: &Sharding, to: &Sharding) -> Option<Move> {
         }
         let axes = leaving.iter().filter(|(_, r)| *r == reduce).map(|(a, _)| *a).collect();
         return Some(Move::AllReduce { axes, reduce });
+    }
+    if let Some(step) = permute(at, to, mesh) {
+        return Some(step);
     }
     // The inner axes of each dimension that its goal does not have there.
     let extra: Vec<&[Axis]> = (0..at.dims.len())
@@ -253,4 +343,30 @@ fn all_to_all<'a>(
         }
     }
     None
+}
+
+/// Every dimension is in as many pieces as its goal, or as the outer axes of its goal give, but over other axes.
+fn permute(at: &Sharding, to: &Sharding, mesh: &Mesh) -> Option<Move> {
+    let mut pairs: Vec<(Axis, Axis)> = Vec::new();
+    for (have, want) in at.dims.iter().zip(&to.dims) {
+        if have.len() > want.len() || have.iter().zip(want).any(|(a, b)| mesh.size(*a) != mesh.size(*b)) {
+            return None;
+        }
+        pairs.extend(have.iter().copied().zip(want.iter().copied()));
+    }
+    // An axis that is only gained takes the place of the one at the other end of its chain, which is only lost.
+    let gained: Vec<Axis> =
+        pairs.iter().map(|(_, b)| *b).filter(|b| !pairs.iter().any(|(a, _)| a == b)).collect();
+    for end in gained {
+        let mut start = end;
+        while let Some((a, _)) = pairs.iter().find(|(_, b)| *b == start) {
+            start = *a;
+        }
+        pairs.push((end, start));
+    }
+    pairs.retain(|(a, b)| a != b);
+    pairs.sort();
+    let (axes, to) = pairs.into_iter().unzip();
+    let step = Move::Permute { axes, to };
+    (!step.axes().is_empty()).then_some(step)
 }

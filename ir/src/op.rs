@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::signature::Factor;
+use crate::signature::{Dim, Factor};
 use crate::{Name, Reduce, Signature};
 
 /// A function of one number.
@@ -141,6 +141,11 @@ pub enum Op {
     Add,
     /// The largest over the factors that the result lacks.
     ReduceMax,
+    /// `b v -> b k two`: the k largest along `v`, the one factor that the result lacks, in descending order; of equal
+    /// ones the lowest index first, and NaN is larger than any number. Each is a pair in a last dimension of size 2: the
+    /// value, and its global index as a number, exact below 2^24. Where fewer are there the rest are absent pairs,
+    /// (-inf, -inf), which come after all others. No gradient flows through it.
+    TopK,
     /// A function of each element.
     Unary(Unary),
     /// A function of two elements, operands broadcast to the result.
@@ -174,12 +179,33 @@ pub enum FactorKind {
     /// An index: another piece's entries contribute nothing, so the result is a sum of contributions (or is split,
     /// where the looked-up factor is in the result).
     Lookup,
+    /// It cannot be split.
+    Whole,
 }
 
 impl Op {
     /// How pieces combine when a factor that the result lacks is split.
     pub fn reduce(&self) -> Reduce {
-        if *self == Op::ReduceMax { Reduce::Max } else { Reduce::Sum }
+        match self {
+            Op::ReduceMax => Reduce::Max,
+            Op::TopK => Reduce::Top,
+            Op::Input(_)
+            | Op::State(_)
+            | Op::Const(_)
+            | Op::Iota
+            | Op::Einsum { .. }
+            | Op::Add
+            | Op::Unary(_)
+            | Op::Binary(_)
+            | Op::Select
+            | Op::Gather
+            | Op::Scatter
+            | Op::Cast
+            | Op::Accumulate
+            | Op::Reshard
+            | Op::Assign(_)
+            | Op::Tap(_) => Reduce::Sum,
+        }
     }
 
     /// The looked-up factor of a gather or scatter.
@@ -198,6 +224,7 @@ impl Op {
             | Op::Einsum { .. }
             | Op::Add
             | Op::ReduceMax
+            | Op::TopK
             | Op::Unary(_)
             | Op::Binary(_)
             | Op::Select
@@ -209,10 +236,25 @@ impl Op {
         }
     }
 
+    /// The factor along which a top-k searches, if the signature is one of a top-k: the operand has exactly one that the
+    /// result lacks, and the result ends in two dimensions of its own.
+    pub fn searched(&self, signature: &Signature) -> Option<Factor> {
+        let ([source], [result]) = (&signature.args[..], &signature.results[..]) else { return None };
+        let (kept, [k, pair]) = result.split_last_chunk::<2>()?;
+        let own = |dim: &Dim| dim.len() == 1 && !Signature::has(source, dim[0]);
+        let shared = kept.iter().flatten().all(|f| Signature::has(source, *f));
+        let mut lacking = source.iter().flatten().filter(|f| !Signature::has(result, **f));
+        let (searched, more) = (lacking.next().copied(), lacking.next());
+        let fits = *self == Op::TopK && own(k) && own(pair) && k != pair && shared && more.is_none();
+        searched.filter(|_| fits)
+    }
+
     /// What splitting `factor` does.
     pub fn kind(&self, signature: &Signature, factor: Factor) -> FactorKind {
         if self.looked_up(signature) == Some(factor) {
             FactorKind::Lookup
+        } else if *self == Op::TopK && !signature.args.iter().any(|a| Signature::has(a, factor)) {
+            FactorKind::Whole
         } else if signature.results.is_empty() || signature.in_results(factor) {
             FactorKind::Map
         } else {
@@ -240,6 +282,7 @@ impl Op {
             | Op::State(_)
             | Op::Const(_)
             | Op::Iota
+            | Op::TopK
             | Op::Unary(
                 Unary::Exp
                 | Unary::Expm1
@@ -264,7 +307,7 @@ impl Op {
 
     /// Whether the result may lack a factor that an operand has.
     pub fn reduces(&self) -> bool {
-        matches!(self, Op::Einsum { .. } | Op::ReduceMax | Op::Gather | Op::Scatter)
+        matches!(self, Op::Einsum { .. } | Op::ReduceMax | Op::TopK | Op::Gather | Op::Scatter)
     }
 
     /// Whether it must stay though nothing uses it.
@@ -283,6 +326,7 @@ impl Op {
             Op::Input(_) | Op::State(_) | Op::Const(_) | Op::Iota => Some(0),
             Op::Unary(_)
             | Op::ReduceMax
+            | Op::TopK
             | Op::Cast
             | Op::Accumulate
             | Op::Reshard
@@ -306,6 +350,7 @@ impl fmt::Display for Op {
             Op::Einsum { scale } => write!(f, "einsum({scale:?})"),
             Op::Add => f.write_str("add"),
             Op::ReduceMax => f.write_str("reduce_max"),
+            Op::TopK => f.write_str("top_k"),
             Op::Unary(u) => f.write_str(u.name()),
             Op::Binary(b) => f.write_str(b.name()),
             Op::Select => f.write_str("select"),
@@ -337,6 +382,7 @@ impl Op {
             "einsum" => Ok(Op::Einsum { scale: attribute.map_or(Ok(1.0), number)? }),
             "add" => plain(Op::Add),
             "reduce_max" => plain(Op::ReduceMax),
+            "top_k" => plain(Op::TopK),
             "select" => plain(Op::Select),
             "gather" => plain(Op::Gather),
             "scatter" => plain(Op::Scatter),

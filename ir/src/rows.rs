@@ -2,7 +2,7 @@
 //! function that choosing, verifying, pricing and the table tests share.
 
 use crate::signature::{Dim, Factor};
-use crate::{Axis, DType, Graph, Mesh, Node, Op, Reduce, Sharding};
+use crate::{Axis, DType, FactorKind, Graph, Mesh, Node, Op, Reduce, Sharding};
 
 /// What one mesh axis does to one op.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -38,8 +38,7 @@ impl Strategy {
         }
         for (axis, reduce, args) in &self.pass {
             let args: Vec<String> = args.iter().map(usize::to_string).collect();
-            let max = if *reduce == Reduce::Max { "max " } else { "" };
-            words.push(format!("pass({max}{}: {})", mesh.name(*axis), args.join(" ")));
+            words.push(format!("pass({}{}: {})", reduce.prefix(), mesh.name(*axis), args.join(" ")));
         }
         words.join(" ")
     }
@@ -57,10 +56,7 @@ impl Strategy {
             if let Some(inner) = rest.strip_prefix("pass(") {
                 let (inner, after) = inner.split_once(')').ok_or("`pass(` without `)`")?;
                 let (axis, args) = inner.split_once(':').ok_or("a pass reads `pass(axis: 0 1)`")?;
-                let (reduce, axis) = match axis.trim().strip_prefix("max ") {
-                    Some(axis) => (Reduce::Max, axis),
-                    None => (Reduce::Sum, axis.trim()),
-                };
+                let (reduce, axis) = Reduce::of_prefixed(axis.trim());
                 let args =
                     args.split_whitespace().map(|a| a.parse().map_err(|_| format!("`{a}` is no operand")));
                 let args = args.collect::<Result<Vec<usize>, String>>()?;
@@ -95,9 +91,13 @@ pub fn rows(graph: &Graph, node: &Node) -> Vec<Row> {
     if matches!(node.op, Op::Reshard) {
         return rows;
     }
-    rows.extend((0..node.sizes.len()).map(Row::Factor));
+    rows.extend((0..node.sizes.len()).filter(|f| may_split(node, *f)).map(Row::Factor));
     rows.extend(passes(graph, node).into_iter().map(|(k, args)| Row::Pass(k, args)));
     rows
+}
+
+fn may_split(node: &Node, factor: Factor) -> bool {
+    node.op.kind(&node.signature, factor) != FactorKind::Whole
 }
 
 fn passes(graph: &Graph, node: &Node) -> Vec<(Reduce, Vec<usize>)> {
@@ -125,6 +125,9 @@ pub fn layout(graph: &Graph, node: &Node, strategy: &Strategy, mesh: &Mesh) -> O
     let used: Vec<Axis> =
         strategy.split.iter().flatten().copied().chain(strategy.pass.iter().map(|(a, ..)| *a)).collect();
     if (1..used.len()).any(|i| used[..i].contains(&used[i])) {
+        return None;
+    }
+    if (0..node.sizes.len()).any(|f| !strategy.split[f].is_empty() && !may_split(node, f)) {
         return None;
     }
     let tensor = |dims: &Vec<Dim>| -> Option<Sharding> {

@@ -11,22 +11,46 @@ pub enum Reduce {
     Sum,
     /// By the larger.
     Max,
+    /// By merging: the last two dimensions are blocks of pairs (value, index), see [`crate::Op::TopK`], and the best
+    /// pairs of all blocks make up one. Such a block is never split.
+    Top,
 }
 
 impl Reduce {
+    /// Every kind.
+    pub const ALL: [Reduce; 3] = [Reduce::Sum, Reduce::Max, Reduce::Top];
+
     /// Its name in the text form.
     pub fn name(self) -> &'static str {
         match self {
             Reduce::Sum => "sum",
             Reduce::Max => "max",
+            Reduce::Top => "top",
         }
+    }
+
+    /// What stands before axes in the text form, as in `max tp`; nothing for a sum.
+    pub(crate) fn prefix(self) -> &'static str {
+        match self {
+            Reduce::Sum => "",
+            Reduce::Max => "max ",
+            Reduce::Top => "top ",
+        }
+    }
+
+    /// Takes the prefix off axes.
+    pub(crate) fn of_prefixed(text: &str) -> (Reduce, &str) {
+        let others = Reduce::ALL.into_iter().filter(|r| *r != Reduce::Sum);
+        let found = others.filter_map(|r| Some((r, text.strip_prefix(r.prefix())?.trim()))).next();
+        found.unwrap_or((Reduce::Sum, text))
     }
 
     /// What leaves the other operand as it is.
     pub fn identity(self) -> f64 {
         match self {
             Reduce::Sum => 0.0,
-            Reduce::Max => f64::NEG_INFINITY,
+            // For pairs it is both numbers of one that is absent.
+            Reduce::Max | Reduce::Top => f64::NEG_INFINITY,
         }
     }
 }
@@ -56,15 +80,23 @@ impl Sharding {
         self.dims.iter().flatten().copied().chain(self.partial.iter().map(|(a, _)| *a))
     }
 
+    /// Whether its contributions combine by merging pairs.
+    pub fn merges(&self) -> bool {
+        self.partial.iter().any(|(_, r)| *r == Reduce::Top)
+    }
+
+    /// Whether a tensor of this shape has whole blocks of pairs in its last two dimensions, as [`Reduce::Top`] needs.
+    pub fn has_pairs(&self, shape: &[usize]) -> bool {
+        let whole = |dims: &[Vec<Axis>]| dims.iter().rev().take(2).all(Vec::is_empty);
+        shape.len() >= 2 && shape.last() == Some(&2) && shape.len() == self.dims.len() && whole(&self.dims)
+    }
+
     /// The text form, `[dp, _] partial(tp, max ep)`.
     pub fn show(&self, mesh: &Mesh) -> String {
         let dims: Vec<String> = self.dims.iter().map(|axes| mesh.show(axes)).collect();
         let mut text = format!("[{}]", dims.join(", "));
         if !self.partial.is_empty() {
-            let one = |(axis, reduce): &(Axis, Reduce)| match reduce {
-                Reduce::Sum => mesh.name(*axis).to_string(),
-                Reduce::Max => format!("max {}", mesh.name(*axis)),
-            };
+            let one = |(axis, reduce): &(Axis, Reduce)| format!("{}{}", reduce.prefix(), mesh.name(*axis));
             text += &format!(" partial({})", self.partial.iter().map(one).collect::<Vec<_>>().join(", "));
         }
         text
@@ -96,10 +128,7 @@ impl Sharding {
                 .and_then(|t| t.strip_suffix(')'))
                 .ok_or_else(|| format!("expected `partial(axis)`, not `{rest}`"))?;
             for word in inner.split(',').map(str::trim) {
-                let (reduce, name) = match word.strip_prefix("max ") {
-                    Some(name) => (Reduce::Max, name),
-                    None => (Reduce::Sum, word),
-                };
+                let (reduce, name) = Reduce::of_prefixed(word);
                 sharding.partial.extend(axis(name.trim())?.into_iter().map(|a| (a, reduce)));
             }
             sharding.partial.sort();
@@ -149,7 +178,13 @@ mod tests {
     #[test]
     fn prints_what_it_reads() {
         let mesh = Mesh::parse("dp=2,tp=2.2").unwrap();
-        for text in ["[]", "[_, dp]", "[dp.tp, _] partial(dp)", "[tp0] partial(dp, max tp1)"] {
+        for text in [
+            "[]",
+            "[_, dp]",
+            "[dp.tp, _] partial(dp)",
+            "[tp0] partial(dp, max tp1)",
+            "[_, _] partial(top tp0)",
+        ] {
             assert_eq!(Sharding::parse(text, &mesh).map(|s| s.show(&mesh)), Ok(text.to_string()));
         }
         assert!(Sharding::parse("[xp]", &mesh).is_err());

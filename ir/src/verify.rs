@@ -80,7 +80,7 @@ pub enum Fault {
     Unused(String),
     /// An operand of a pointwise op that has a factor the result lacks.
     #[error(
-        "operand {operand} of `{op}` has factor {factor}, which the result lacks; only einsum, reduce_max and gather reduce"
+        "operand {operand} of `{op}` has factor {factor}, which the result lacks; only einsum, reduce_max, top_k and gather reduce"
     )]
     NotBroadcast {
         /// The op.
@@ -128,6 +128,9 @@ pub enum Fault {
     /// The looked-up factor cannot be found.
     #[error("`{0}` has no single factor that is looked up")]
     NoLookup(String),
+    /// No signature of a top-k.
+    #[error("`{0}` is no top-k: one reads `b v -> b k two`, with a last dimension of size 2")]
+    NotTopK(String),
     /// A part of the step uses a later one.
     #[error("is of part {0}, but uses {1} of part {2}")]
     PartOrder(&'static str, Value, &'static str),
@@ -144,6 +147,9 @@ pub enum Fault {
     /// An axis is named twice.
     #[error("its sharding {1} names axis {0} twice")]
     AxisTwice(String, String),
+    /// A partial value by merging that has no whole pairs to merge.
+    #[error("its sharding {0} merges pairs, but its last two dimensions are no whole blocks of pairs")]
+    NoPairs(String),
     /// A strategy that the op does not have.
     #[error("cannot be split as `{0}`")]
     Strategy(String),
@@ -296,6 +302,12 @@ fn check_shapes(graph: &Graph, node: &Node, report: &mut impl FnMut(Fault)) {
     if matches!(node.op, Op::Gather | Op::Scatter) && node.op.looked_up(&node.signature).is_none() {
         report(Fault::NoLookup(node.signature.to_string()));
     }
+    if node.op == Op::TopK {
+        let pairs = node.signature.results[0].last().and_then(|d| node.sizes.get(*d.first()?));
+        if node.op.searched(&node.signature).is_none() || pairs != Some(&2) {
+            report(Fault::NotTopK(node.signature.to_string()));
+        }
+    }
 }
 
 fn check_types(graph: &Graph, node: &Node, report: &mut impl FnMut(Fault)) {
@@ -335,6 +347,10 @@ fn check_types(graph: &Graph, node: &Node, report: &mut impl FnMut(Fault)) {
                 arg(0) == result && integer(arg(1)),
                 "needs an index of integers, and operand 0 of the result's type",
             );
+        }
+        Op::TopK => {
+            let floats = arg(0).is_some_and(crate::DType::is_float);
+            needs(floats && result == Some(F32), "needs floats and gives f32");
         }
         Op::Iota => needs(integer(result) || result == Some(F32), "gives integers or f32"),
         Op::Input(name) => {
@@ -448,20 +464,24 @@ fn check_places(sharded: &ShardedGraph, errors: &mut Vec<VerifyError>) {
     let graph = &sharded.graph;
     for (name, place) in &sharded.decisions.places {
         let mut report = |kind| errors.push(VerifyError { at: format!("place {name}"), kind });
-        let input = graph.inputs.iter().find(|i| i.name == *name).map(|i| i.dims.len());
-        match input.or(graph.state(name).map(|s| s.dims.len())) {
+        let input = graph.inputs.iter().find(|i| i.name == *name).map(|i| &i.dims);
+        let dims = input.or(graph.state(name).map(|s| &s.dims));
+        match dims.map(|dims| dims.iter().map(|(_, n)| *n).collect::<Vec<_>>()) {
             None => report(Fault::Missing("input or state", name.to_string())),
-            Some(dims) => fits(place, dims, &sharded.mesh, &mut report),
+            Some(shape) => fits(place, &shape, &sharded.mesh, &mut report),
         }
     }
 }
 
 fn check_sharding(sharded: &ShardedGraph, value: Value, report: &mut impl FnMut(Fault)) {
-    let dims = sharded.graph.shape(value).len();
-    fits(sharded.sharding(value), dims, &sharded.mesh, report);
+    fits(sharded.sharding(value), sharded.graph.shape(value), &sharded.mesh, report);
 }
 
-fn fits(sharding: &Sharding, dims: usize, mesh: &crate::Mesh, report: &mut impl FnMut(Fault)) {
+fn fits(sharding: &Sharding, shape: &[usize], mesh: &crate::Mesh, report: &mut impl FnMut(Fault)) {
+    let dims = shape.len();
+    if sharding.dims.len() == dims && sharding.merges() && !sharding.has_pairs(shape) {
+        report(Fault::NoPairs(sharding.show(mesh)));
+    }
     if sharding.dims.len() != dims {
         report(Fault::Dims { dims, sharding: sharding.show(mesh), found: sharding.dims.len() });
     }

@@ -9,9 +9,9 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use crate::kernel::{Access, Body, Kernel, Loop, Map, Step};
+use crate::kernel::{Access, Body, Kernel, Loop, Map, Step, TopK};
 use crate::program::{ALIGN, BufferId, Instruction, Program, Region, Stage};
-use crate::{DType, Mesh};
+use crate::{DType, Mesh, Reduce};
 
 /// A rule that a program breaks, and where.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -74,6 +74,32 @@ pub enum ProgramFault {
         buffer: BufferId,
         /// How that lies.
         found: String,
+    },
+    /// Pairs merged where there are none.
+    #[error(
+        "{step} merges pairs, but the last two dimensions of {buffer} are no whole blocks of pairs in f32"
+    )]
+    NoPairs {
+        /// The move.
+        step: String,
+        /// What it reads.
+        buffer: BufferId,
+    },
+    /// Pairs merged by a step of a map.
+    #[error("step {0} combines single numbers by merging pairs")]
+    PairsOfMap(usize),
+    /// A loop of a top-k that is not what it must be.
+    #[error("loop {0} of a top-k is {1}")]
+    TopK(String, &'static str),
+    /// A move of what does not lie so.
+    #[error("{step} is no move of {buffer}, which is {sharding}")]
+    NoMove {
+        /// The move.
+        step: String,
+        /// What it reads.
+        buffer: BufferId,
+        /// How that lies.
+        sharding: String,
     },
     /// Unlike buffers where like ones are needed.
     #[error("{0} and {1} differ in shape or element type")]
@@ -150,8 +176,16 @@ impl Check<'_> {
             Instruction::Launch { kernel, reads, writes } => self.launch(at, kernel, reads, writes),
             Instruction::Start { step, from, to, .. } | Instruction::Local { step, from, to } => {
                 let (a, b) = (&self.stage.buffers[from.index()], &self.stage.buffers[to.index()]);
+                let pairs = step.reduce() == Some(Reduce::Top);
+                if pairs && !step.has_pairs(&a.shape, &a.sharding, a.dtype) {
+                    let (step, buffer) = (step.show(self.mesh), *from);
+                    self.report(at, ProgramFault::NoPairs { step, buffer });
+                }
                 if a.dtype != b.dtype || a.shape != b.shape {
                     self.report(at, ProgramFault::Unlike(*from, *to));
+                } else if !step.fits(&a.sharding) {
+                    let (step, sharding) = (step.show(self.mesh), a.sharding.show(self.mesh));
+                    self.report(at, ProgramFault::NoMove { step, buffer: *from, sharding });
                 } else if step.after(&a.sharding) != b.sharding {
                     let (step, from) = (step.show(self.mesh), a.sharding.show(self.mesh));
                     let needed = instruction_goal(instruction, a);
@@ -213,6 +247,39 @@ impl Check<'_> {
                 self.operand(at, &s.index, &loops, reads.get(1));
                 self.operand(at, &s.out, &loops, writes.first());
             }
+            Body::TopK(t) => {
+                self.operand(at, &t.source, &loops, reads.first());
+                self.operand(at, &t.out, &loops, writes.first());
+                self.top_k(at, t);
+            }
+        }
+    }
+
+    /// What is searched is read and not written, and the pairs are whole.
+    fn top_k(&mut self, at: &str, t: &TopK) {
+        let name = |l: usize| t.loops.get(l).map_or(format!("{l}"), |l| l.name.to_string());
+        let has = |access: &Access, l: usize| access.iter().flatten().any(|x| *x == l);
+        if !has(&t.source, t.searched) || has(&t.out, t.searched) {
+            let fault = ProgramFault::TopK(name(t.searched), "searched, but not read alone");
+            return self.report(at, fault);
+        }
+        let Some((kept, [k, pair])) = t.out.split_last_chunk::<2>() else {
+            return self.report(at, ProgramFault::TopK(name(t.searched), "written without pairs"));
+        };
+        for dim in [k, pair] {
+            let whole = dim.iter().all(|l| t.loops.get(*l).is_some_and(|l| l.axes.is_empty()));
+            if !whole || dim.len() != 1 || has(&t.source, dim[0]) {
+                let l = dim.first().map_or(String::new(), |l| name(*l));
+                return self.report(at, ProgramFault::TopK(l, "of pairs, but not whole"));
+            }
+        }
+        if t.loops[pair[0]].size != 2 {
+            self.report(at, ProgramFault::TopK(name(pair[0]), "of pairs, but not of size 2"));
+        }
+        let spread =
+            |l: usize| l != t.searched && has(&t.source, l) != kept.iter().flatten().any(|x| *x == l);
+        if let Some(l) = (0..t.loops.len()).find(|l| spread(*l)) {
+            self.report(at, ProgramFault::TopK(name(l), "read or written, but not both"));
         }
     }
 
@@ -259,7 +326,13 @@ impl Check<'_> {
                         self.report(at, ProgramFault::StoreLacks(i, loops[l].name.to_string()));
                     }
                 }
-                Step::Accumulate { write, access, .. } => self.operand(at, access, loops, writes.get(*write)),
+                Step::Accumulate { write, access, reduce, .. } => {
+                    self.operand(at, access, loops, writes.get(*write));
+                    if *reduce == Reduce::Top {
+                        self.report(at, ProgramFault::PairsOfMap(i));
+                    }
+                }
+                Step::Row(Reduce::Top, _) => self.report(at, ProgramFault::PairsOfMap(i)),
                 Step::Row(_, r) if !point[*r] => self.report(at, ProgramFault::RowOfRow(i)),
                 Step::Iota(l) if *l >= n => self.report(at, ProgramFault::Undefined(i, format!("loop {l}"))),
                 Step::Row(..)

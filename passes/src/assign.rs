@@ -10,6 +10,7 @@
 
 use std::collections::{HashMap, HashSet};
 
+use crate::buffers;
 use ir::kernel::{Body, Kernel, Step};
 use ir::program::{BufferId, Instruction, Program, Region, Segment, Stage};
 
@@ -35,6 +36,7 @@ pub(crate) fn run(program: &mut Program) {
                 instruction.buffers_mut().into_iter().for_each(|b| *b = now.get(b).copied().unwrap_or(*b));
             }
         }
+        buffers::drop_unused(stage);
     }
 }
 

@@ -29,6 +29,8 @@ pub(crate) fn run(graph: &mut Graph) {
     let model = Model::resume(std::mem::take(graph), Part::Input);
     let mut back = Back { depends, parts, states, model };
     let one = back.push(Op::Const(1.0), scalar(), Vec::new(), seed_mark(&forward, loss.sum), None);
+    let dtype = back.model.graph().ty(loss.sum).dtype;
+    back.model.graph_mut().values[one.index()].dtype = dtype;
     back.parts[loss.sum.index()].push(one);
     let composites = composites(&forward);
     for node in forward.iter().rev() {
@@ -71,13 +73,13 @@ fn parameters(graph: &Graph) -> Vec<(ir::Name, Value)> {
     graph.nodes.iter().filter_map(parameter).collect()
 }
 
-/// For each value whether it depends on a parameter through floats and no `stop`.
+/// For each value whether it depends on a parameter through floats, no `stop` and no top-k.
 fn depends(graph: &Graph, parameters: &[(ir::Name, Value)]) -> Vec<bool> {
     let mut depends = vec![false; graph.values.len()];
     parameters.iter().for_each(|(_, v)| depends[v.index()] = true);
     for node in &graph.nodes {
-        let through =
-            !matches!(node.op, Op::Unary(Unary::Stop)) && node.args.iter().any(|v| depends[v.index()]);
+        let through = !matches!(node.op, Op::Unary(Unary::Stop) | Op::TopK)
+            && node.args.iter().any(|v| depends[v.index()]);
         for v in node.results.iter().filter(|v| graph.ty(**v).dtype.is_float()) {
             depends[v.index()] |= through;
         }
@@ -218,7 +220,10 @@ impl Back {
             if same {
                 values[0]
             } else if matches!(op, Op::Const(_)) {
-                self.push(op, scalar(), values, mark, None)
+                let value = self.push(op, scalar(), values, mark, None);
+                let dtype = self.model.graph().ty(result).dtype;
+                self.model.graph_mut().values[value.index()].dtype = dtype;
+                value
             } else {
                 self.push(op, s.turned(args, vec![to]), values, mark, Some(node))
             }
@@ -288,56 +293,62 @@ impl Back {
                 d
             }
             Op::Unary(u) => {
-                let both = vec![z.clone(), z.clone()];
+                // What the result depends on locally, with the dimensions of the operand or of the result.
+                let (a, both) = (arg(0), vec![z.clone(), z.clone()]);
                 let x = node.args[0];
-                let local = match u {
-                    Unary::Exp => result,
+                let (local, dims) = match u {
+                    Unary::Exp => (result, z.clone()),
                     Unary::Expm1 => {
                         let one = op(Op::Const(1.0), vec![], vec![], vec![]);
-                        op(Op::Add, vec![z.clone(), vec![]], z.clone(), vec![result, one])
+                        (op(Op::Add, vec![z.clone(), vec![]], z.clone(), vec![result, one]), z.clone())
                     }
                     Unary::Log => {
-                        return Some(op(Op::Binary(Binary::Div), both, z, vec![dz, x]));
+                        let q =
+                            op(Op::Binary(Binary::Div), vec![z.clone(), a.clone()], z.clone(), vec![dz, x]);
+                        return Some(op(einsum(1.0), vec![z], a, vec![q]));
                     }
                     Unary::Tanh => {
                         let one = op(Op::Const(1.0), vec![], vec![], vec![]);
-                        let square = op(einsum(1.0), both.clone(), z.clone(), vec![result, result]);
-                        op(Op::Binary(Binary::Sub), vec![vec![], z.clone()], z.clone(), vec![one, square])
+                        let square = op(einsum(1.0), both, z.clone(), vec![result, result]);
+                        let args = vec![vec![], z.clone()];
+                        (op(Op::Binary(Binary::Sub), args, z.clone(), vec![one, square]), z.clone())
                     }
                     Unary::Sqrt => {
                         let half = op(einsum(0.5), vec![z.clone()], z.clone(), vec![dz]);
-                        return Some(op(Op::Binary(Binary::Div), both, z, vec![half, result]));
+                        let q = op(Op::Binary(Binary::Div), both, z.clone(), vec![half, result]);
+                        return Some(op(einsum(1.0), vec![z], a, vec![q]));
                     }
                     Unary::Rsqrt => {
                         let args = vec![z.clone(); 4];
-                        return Some(op(einsum(-0.5), args, z, vec![dz, result, result, result]));
+                        return Some(op(einsum(-0.5), args, a, vec![dz, result, result, result]));
                     }
-                    Unary::Sin => op(Op::Unary(Unary::Cos), vec![z.clone()], z.clone(), vec![x]),
+                    Unary::Sin => (op(Op::Unary(Unary::Cos), vec![a.clone()], a.clone(), vec![x]), a.clone()),
                     Unary::Cos => {
-                        let sin = op(Op::Unary(Unary::Sin), vec![z.clone()], z.clone(), vec![x]);
-                        op(einsum(-1.0), vec![z.clone()], z.clone(), vec![sin])
+                        let sin = op(Op::Unary(Unary::Sin), vec![a.clone()], a.clone(), vec![x]);
+                        (op(einsum(-1.0), vec![a.clone()], a.clone(), vec![sin]), a.clone())
                     }
                     Unary::Sigmoid => {
                         let one = op(Op::Const(1.0), vec![], vec![], vec![]);
-                        let rest = op(
-                            Op::Binary(Binary::Sub),
-                            vec![vec![], z.clone()],
-                            z.clone(),
-                            vec![one, result],
-                        );
-                        op(einsum(1.0), both.clone(), z.clone(), vec![result, rest])
+                        let args = vec![vec![], z.clone()];
+                        let rest = op(Op::Binary(Binary::Sub), args, z.clone(), vec![one, result]);
+                        (op(einsum(1.0), both, z.clone(), vec![result, rest]), z.clone())
                     }
-                    Unary::Abs => op(Op::Unary(Unary::Sign), vec![z.clone()], z.clone(), vec![x]),
-                    Unary::Relu => op(Op::Unary(Unary::Step), vec![z.clone()], z.clone(), vec![x]),
+                    Unary::Abs => {
+                        (op(Op::Unary(Unary::Sign), vec![a.clone()], a.clone(), vec![x]), a.clone())
+                    }
+                    Unary::Relu => {
+                        (op(Op::Unary(Unary::Step), vec![a.clone()], a.clone(), vec![x]), a.clone())
+                    }
                     Unary::Sign | Unary::Step | Unary::Stop => return None,
                 };
-                op(einsum(1.0), both, z, vec![dz, local])
+                op(einsum(1.0), vec![z, dims], a, vec![dz, local])
             }
             Op::Binary(Binary::Eq | Binary::Ge)
             | Op::Gather
             | Op::Scatter
             | Op::Const(_)
             | Op::Iota
+            | Op::TopK
             | Op::Input(_)
             | Op::State(_)
             | Op::Reshard

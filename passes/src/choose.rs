@@ -114,7 +114,8 @@ impl Choosing {
     fn visit(&mut self, old: &Graph, node: &Node) {
         if let Op::Input(name) | Op::State(name) | Op::Assign(name) = &node.op {
             let at = self.new.copy(old, node);
-            return self.placed(at, name);
+            self.placed(at, name);
+            return self.keep_asked(node);
         }
         let many = node.op == Op::Add && node.args.len() > 2;
         let at = if many { self.regrouped(old, node) } else { self.new.copy(old, node) };
@@ -122,11 +123,7 @@ impl Choosing {
         let wish = result.and_then(|v| self.asked.get(v).or_else(|| self.wishes.get(v))).cloned();
         let shared = node.op == Op::Add || result.is_some_and(|v| self.users[v.index()] > 1);
         self.decide(at, wish.as_ref(), shared);
-        if let Some(v) = result
-            && let Some(asked) = self.asked.get(v).cloned()
-        {
-            self.keep_asked(*v, asked);
-        }
+        self.keep_asked(node);
     }
 
     /// What is read or assigned lies where it was placed.
@@ -215,15 +212,13 @@ impl Choosing {
         self.record(at, strategy, results);
     }
 
-    /// A reshard behind a value that does not lie as the user asked; later uses start from it.
-    fn keep_asked(&mut self, old: Value, asked: Sharding) {
-        let value = self.new.at(old);
-        if self.shardings[value.index()] == asked {
-            return;
-        }
-        let mark = self.makers.get(&value).map(|at| self.new.graph.nodes[*at].mark);
-        if let Some(mark) = mark {
-            self.new.now[old.index()] = Some(self.reshard(value, asked, mark));
+    /// A reshard behind a result that does not lie as the user asked; later uses start from it.
+    fn keep_asked(&mut self, node: &Node) {
+        let Some(old) = node.results.first() else { return };
+        let Some(asked) = self.asked.get(old).cloned() else { return };
+        let value = self.new.at(*old);
+        if self.shardings[value.index()] != asked {
+            self.new.now[old.index()] = Some(self.reshard(value, asked, node.mark));
         }
     }
 

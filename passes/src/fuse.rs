@@ -17,6 +17,7 @@ mod inline;
 
 use std::collections::{HashMap, HashSet};
 
+use crate::buffers;
 use ir::kernel::{Body, Kernel};
 use ir::program::{BufferId, Instruction, Program, Region, Stage};
 
@@ -32,7 +33,7 @@ pub(crate) fn run(program: &mut Program) {
         for (segment, outside) in stage.segments.iter_mut().zip(&outside) {
             segment.instructions = fuse(std::mem::take(&mut segment.instructions), outside);
         }
-        drop_unused_buffers(stage);
+        buffers::drop_unused(stage);
     }
 }
 
@@ -133,36 +134,12 @@ fn join(
     places.len() - 1
 }
 
-/// Renumbers buffers so that those that nothing names any more are gone.
-fn drop_unused_buffers(stage: &mut Stage) {
-    let mut used = vec![false; stage.buffers.len()];
-    for instruction in stage.segments.iter().flat_map(|s| &s.instructions) {
-        instruction.reads().iter().chain(&instruction.writes()).for_each(|b| used[b.index()] = true);
-    }
-    for (i, buffer) in stage.buffers.iter().enumerate() {
-        used[i] |= buffer.region == Region::State;
-    }
-    let mut now = vec![BufferId(0); used.len()];
-    for (next, i) in (0..used.len()).filter(|i| used[*i]).enumerate() {
-        now[i] = BufferId(next as u32);
-    }
-    let mut i = 0;
-    stage.buffers.retain(|_| {
-        i += 1;
-        used[i - 1]
-    });
-    let rename = |b: &mut BufferId| *b = now[b.index()];
-    for instruction in stage.segments.iter_mut().flat_map(|s| &mut s.instructions) {
-        instruction.buffers_mut().into_iter().for_each(rename);
-    }
-}
-
 /// The map of a launch, if it is one.
 fn map_of(instruction: &Instruction) -> Option<(&Kernel, &ir::kernel::Map)> {
     match instruction {
         Instruction::Launch { kernel, .. } => match &kernel.body {
             Body::Map(map) => Some((kernel, map)),
-            Body::Contract(_) | Body::Scatter(_) => None,
+            Body::Contract(_) | Body::Scatter(_) | Body::TopK(_) => None,
         },
         Instruction::Feed { .. }
         | Instruction::Local { .. }

@@ -4,7 +4,9 @@
 //! mesh, [`lower`] makes instructions of it. [`compile`] runs them all and verifies after each.
 
 mod assign;
+mod atoms;
 mod autodiff;
+mod buffers;
 mod choose;
 mod driver;
 mod fuse;
@@ -45,6 +47,8 @@ pub const GRAPH: &[Pass<Graph>] = &[
 
 /// What works on a graph on a mesh.
 pub const SHARDED: &[Pass<ShardedGraph>] = &[
+    // Before anything is chosen: it changes dimensions, and may refine the mesh.
+    Pass { name: "atoms", run: atoms::run },
     // Gives every value a sharding; needs the places of inputs and states only.
     Pass { name: "choose", run: choose::run },
     // Makes operands agree, so it needs the shardings of all values.

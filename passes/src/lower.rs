@@ -77,8 +77,9 @@ fn kind(node: &Node) -> Kind {
 
 /// Whether the result is the operand itself, so that both share a buffer. With one micro-batch a sum over
 /// micro-batches is one.
-fn is_alias(op: &Op) -> bool {
-    matches!(op, Op::Accumulate | Op::Unary(Unary::Stop))
+fn is_alias(node: &Node) -> bool {
+    let same = node.signature.args.first() == node.signature.results.first();
+    same && matches!(node.op, Op::Accumulate | Op::Unary(Unary::Stop))
 }
 
 impl Lowering<'_> {
@@ -86,7 +87,7 @@ impl Lowering<'_> {
         let graph = &self.sharded.graph;
         let mut root: Vec<usize> = (0..graph.values.len()).collect();
         for node in &graph.nodes {
-            if is_alias(&node.op) {
+            if is_alias(node) {
                 root[node.results[0].index()] = root[node.args[0].index()];
             }
             for v in node.args.iter().chain(&node.results) {
@@ -153,7 +154,7 @@ impl Lowering<'_> {
                 self.emit(kind, Instruction::Feed { input: name.clone(), to });
             }
             Op::Assign(name) => {
-                let from = self.at(node.args[0]);
+                let from = self.kept_apart(kind, self.at(node.args[0]));
                 let to = self.buffers.iter().position(|b| b.state.as_ref() == Some(name));
                 let to = to.map(|i| BufferId(i as u32)).unwrap_or_else(|| self.state_never_read(name, from));
                 self.assigns.push((kind, Instruction::Assign { from, to }));
@@ -163,7 +164,7 @@ impl Lowering<'_> {
                 self.emit(kind, Instruction::Tap { name: name.clone(), from });
             }
             Op::Reshard => self.reshard(kind, node.args[0], node.results[0]),
-            op if is_alias(op) => {
+            _ if is_alias(node) => {
                 self.of_value[node.results[0].index()] = self.of_value[node.args[0].index()]
             }
             Op::Const(_)
@@ -171,6 +172,7 @@ impl Lowering<'_> {
             | Op::Einsum { .. }
             | Op::Add
             | Op::ReduceMax
+            | Op::TopK
             | Op::Unary(_)
             | Op::Binary(_)
             | Op::Select
@@ -186,6 +188,19 @@ impl Lowering<'_> {
         }
     }
 
+    /// What a state holds is copied before it is assigned to another: assigns run one after the other, and that state
+    /// may be assigned too.
+    fn kept_apart(&mut self, kind: Kind, from: BufferId) -> BufferId {
+        let buffer = self.buffers[from.index()].clone();
+        if buffer.region != Region::State {
+            return from;
+        }
+        let kernel = kernels::copy(&buffer);
+        let to = self.push_buffer(Buffer { state: None, value: None, region: Region::Scratch, ..buffer });
+        self.emit(kind, Instruction::Launch { kernel, reads: vec![from], writes: vec![to] });
+        to
+    }
+
     /// A state that is only assigned has no value of its own: its buffer is like what it is assigned.
     fn state_never_read(&mut self, name: &ir::Name, from: BufferId) -> BufferId {
         let like = self.buffers[from.index()].clone();
@@ -194,7 +209,7 @@ impl Lowering<'_> {
 
     fn reshard(&mut self, kind: Kind, from: Value, to: Value) {
         let (start, goal) = (self.sharded.sharding(from).clone(), self.sharded.sharding(to).clone());
-        let steps = moves(&start, &goal);
+        let steps = moves(&start, &goal, &self.sharded.mesh);
         let mut at = self.at(from);
         let mut sharding = start;
         for (i, step) in steps.iter().enumerate() {

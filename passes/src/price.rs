@@ -17,7 +17,7 @@ pub(crate) fn price(from: &Sharding, to: &Sharding, shape: &[usize], mesh: &Mesh
     }
     let mut at = from.clone();
     let mut sum = 0.0;
-    for step in moves(from, to) {
+    for step in moves(from, to, mesh) {
         let before: usize = local_shape(shape, &at, mesh).iter().product();
         at = step.after(&at);
         let after: usize = local_shape(shape, &at, mesh).iter().product();
@@ -26,6 +26,7 @@ pub(crate) fn price(from: &Sharding, to: &Sharding, shape: &[usize], mesh: &Mesh
         sum += match &step {
             Move::AllReduce { .. } => START + 2.0 * share * before as f64,
             Move::ReduceScatter { .. } | Move::AllToAll { .. } => START + share * before as f64,
+            Move::Permute { .. } => START + before as f64,
             Move::AllGather { .. } => START + share * after as f64,
             Move::Slice { .. } => SLICE,
             Move::ToPartial { .. } => TO_PARTIAL,

@@ -13,9 +13,9 @@
 
 use std::collections::HashMap;
 
-use ir::graph::{NewNode, Rewrite};
+use ir::graph::{Mark, NewNode, Rewrite};
 use ir::rows::{Strategy, layout};
-use ir::{Dim, Op, ShardedGraph, Sharding, Signature, Value};
+use ir::{Dim, Graph, Op, Part, ShardedGraph, Sharding, Signature, Value};
 
 pub(crate) fn run(sharded: &mut ShardedGraph) {
     let old = std::mem::take(&mut sharded.graph);
@@ -25,18 +25,27 @@ pub(crate) fn run(sharded: &mut ShardedGraph) {
     let mut shardings: Vec<Sharding> = Vec::new();
     let mut kept: Vec<Strategy> = Vec::new();
     let mut made: HashMap<(Value, Sharding), Value> = HashMap::new();
-    for (node, strategy) in old.nodes.iter().zip(strategies) {
-        let needs = if node.op == Op::Reshard { None } else { layout(&old, node, &strategy, &sharded.mesh) };
-        let needs = needs.map(|l| l.args);
+    let needs: Vec<Vec<Sharding>> = old
+        .nodes
+        .iter()
+        .zip(&strategies)
+        .map(|(node, strategy)| match node.op == Op::Reshard {
+            true => Vec::new(),
+            false => layout(&old, node, strategy, &sharded.mesh).map_or(Vec::new(), |l| l.args),
+        })
+        .collect();
+    let first = first_parts(&old, &needs);
+    for ((node, strategy), needs) in old.nodes.iter().zip(strategies).zip(&needs) {
         let mut args: Vec<Value> = node.args.iter().map(|v| new.at(*v)).collect();
-        for (v, needed) in args.iter_mut().zip(needs.unwrap_or_default()) {
-            if shardings[v.index()] == needed {
+        for ((v, needed), was) in args.iter_mut().zip(needs).zip(&node.args) {
+            if shardings[v.index()] == *needed {
                 continue;
             }
             let source = *v;
             *v = *made.entry((source, needed.clone())).or_insert_with(|| {
-                let value = push_reshard(&mut new, source, node.mark);
-                shardings.push(needed);
+                let part = first.get(&(*was, needed)).copied().unwrap_or(node.mark.part);
+                let value = push_reshard(&mut new, source, Mark { part, ..node.mark });
+                shardings.push(needed.clone());
                 kept.push(Strategy {
                     split: vec![Vec::new(); new.graph.shape(source).len()],
                     pass: Vec::new(),
@@ -55,7 +64,20 @@ pub(crate) fn run(sharded: &mut ShardedGraph) {
     sharded.agreed = true;
 }
 
-fn push_reshard(new: &mut Rewrite, source: Value, mark: ir::graph::Mark) -> Value {
+/// For each value as it is needed, the first part of a step that needs it so: nodes of a later part may stand before
+/// those of an earlier one, but run behind them.
+fn first_parts<'a>(graph: &Graph, needs: &'a [Vec<Sharding>]) -> HashMap<(Value, &'a Sharding), Part> {
+    let mut first = HashMap::new();
+    for (node, needs) in graph.nodes.iter().zip(needs) {
+        for (v, needed) in node.args.iter().zip(needs) {
+            let part = first.entry((*v, needed)).or_insert(node.mark.part);
+            *part = node.mark.part.min(*part);
+        }
+    }
+    first
+}
+
+fn push_reshard(new: &mut Rewrite, source: Value, mark: Mark) -> Value {
     let dims: Vec<Dim> = (0..new.graph.shape(source).len()).map(|i| vec![i]).collect();
     let factors = (0..dims.len()).map(|i| format!("i{i}").into()).collect();
     let signature = Signature { factors, args: vec![dims.clone()], results: vec![dims] };

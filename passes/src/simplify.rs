@@ -8,7 +8,7 @@
 //! v5 = exp v1              v6 = exp v1              ->  v5 twice
 //! ```
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use ir::graph::Rewrite;
 use ir::{Graph, Node, Op, Part, Value};
@@ -22,14 +22,17 @@ fn merge(graph: &Graph) -> Graph {
     let mut new = Rewrite::of(graph);
     let mut seen: HashMap<String, Value> = HashMap::new();
     let mut makers: Makers = HashMap::new();
+    let asked: HashSet<Value> = graph.constraints.iter().map(|c| c.value).collect();
     for node in &graph.nodes {
         let mut node = node.clone();
         fold_scale(&mut node, &new, &makers);
-        if let Some(same) = copied(&node, &new) {
+        // What the user asked of a value is asked of no other, however equal.
+        let asked = node.results.iter().any(|v| asked.contains(v));
+        if let Some(same) = copied(&node, &new).filter(|_| !asked) {
             new.now[node.results[0].index()] = Some(same);
             continue;
         }
-        let key = key(&node, &new, graph);
+        let key = key(&node, &new, graph).filter(|_| !asked);
         if let Some(same) = key.as_ref().and_then(|k| seen.get(k)) {
             new.now[node.results[0].index()] = Some(*same);
             continue;

@@ -24,11 +24,15 @@ pub fn launch(kernel: &Kernel, reads: &[BufferId], writes: &[BufferId], stage: &
             let inner = s.loops.iter().enumerate().filter(|(i, _)| *i != s.looked);
             inner.map(|(_, l)| bound(l.size, &l.axes, mesh) as f64).product()
         }
+        Body::TopK(t) => {
+            let read = t.source.iter().flatten().map(|l| &t.loops[*l]);
+            read.map(|l| bound(l.size, &l.axes, mesh) as f64).product()
+        }
     };
     let each = match &kernel.body {
         Body::Map(map) => map.steps.iter().filter(|s| !s.uses().is_empty()).count() as f64,
         Body::Contract(_) => 2.0,
-        Body::Scatter(_) => 1.0,
+        Body::Scatter(_) | Body::TopK(_) => 1.0,
     };
     let bytes = reads.iter().chain(writes).map(|b| stage.buffers[b.index()].bytes(mesh) as f64).sum();
     Work { flops: points * each, bytes }
@@ -45,9 +49,10 @@ pub struct Message {
     /// Size of the group.
     pub group: usize,
     /// Bytes of the call's full tensor as sent, padded to equal pieces: all_reduce: the tensor; all_gather: the result;
-    /// reduce_scatter: the input; all_to_all: one rank's buffer.
+    /// reduce_scatter: the input; all_to_all: one rank's buffer; permute: one rank's piece.
     pub bytes: usize,
-    /// Bytes that one rank sends in one call: 2 (n - 1) / n of them for all_reduce, else (n - 1) / n.
+    /// Bytes that one rank sends in one call: 2 (n - 1) / n of them for all_reduce, all for
+    /// permute, else (n - 1) / n.
     pub wire_bytes: f64,
 }
 
@@ -59,7 +64,9 @@ pub fn message(step: &Move, from: &Buffer, to: &Buffer, mesh: &Mesh) -> Message 
     let elements = |shape: &[usize]| shape.iter().product::<usize>();
     let (before, after) = (local(from), local(to));
     let full = match step {
-        Move::AllReduce { .. } | Move::Slice { .. } | Move::ToPartial { .. } => elements(&before),
+        Move::AllReduce { .. } | Move::Permute { .. } | Move::Slice { .. } | Move::ToPartial { .. } => {
+            elements(&before)
+        }
         // Every rank gives a piece as large as the largest.
         Move::AllGather { .. } => group * elements(&before),
         // Every rank gets a piece as large as the largest.
@@ -72,7 +79,17 @@ pub fn message(step: &Move, from: &Buffer, to: &Buffer, mesh: &Mesh) -> Message 
         }
     };
     let bytes = full * from.dtype.bytes();
-    let wire = if matches!(step, Move::AllReduce { .. }) { 2.0 * share } else { share };
+    let wire = match step {
+        Move::AllReduce { .. } => 2.0 * share,
+        // A rank whose piece goes to another sends all of it.
+        Move::Permute { .. } if group > 1 => 1.0,
+        Move::Permute { .. } => 0.0,
+        Move::ReduceScatter { .. }
+        | Move::AllGather { .. }
+        | Move::AllToAll { .. }
+        | Move::Slice { .. }
+        | Move::ToPartial { .. } => share,
+    };
     Message { group, bytes, wire_bytes: wire * bytes as f64 }
 }
 

@@ -63,7 +63,7 @@ pub struct MeshAxis {
 /// Calls of one kind.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Comm {
-    /// all_reduce, all_gather, reduce_scatter, all_to_all.
+    /// all_reduce, all_gather, reduce_scatter, all_to_all, permute.
     pub op: &'static str,
     /// Over these axes.
     pub axes: Vec<String>,
@@ -235,12 +235,11 @@ pub fn plan(sharded: &ShardedGraph, program: &Program, cluster: &Cluster) -> Pla
         total.wire_bytes += row.count as f64 * row.wire_bytes;
     }
     let wire_bytes_per_rank = by_op.values().map(|t| t.wire_bytes).sum();
-    let mesh = program
-        .mesh
-        .axes
-        .iter()
-        .map(|(axis, size)| MeshAxis { axis: axis.to_string(), size: *size })
-        .collect();
+    let axis = |(name, of): (ir::Name, Vec<ir::Axis>)| MeshAxis {
+        axis: name.to_string(),
+        size: program.mesh.pieces(&of),
+    };
+    let mesh = program.mesh.outer().into_iter().map(axis).collect();
     Plan {
         model,
         mesh,
@@ -444,7 +443,7 @@ pub fn contract_flops(program: &Program) -> f64 {
     let of = |i: &Instruction| match i {
         Instruction::Launch { kernel, .. } => match &kernel.body {
             Body::Contract(c) => flops(c),
-            Body::Map(_) | Body::Scatter(_) => 0.0,
+            Body::Map(_) | Body::Scatter(_) | Body::TopK(_) => 0.0,
         },
         Instruction::Feed { .. }
         | Instruction::Local { .. }

@@ -5,7 +5,7 @@ use std::hint::black_box;
 use std::time::Duration;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use ir::kernel::{Access, Body, Contract, Kernel, Loop, Map, Scatter, Step};
+use ir::kernel::{Access, Body, Contract, Kernel, Loop, Map, Scatter, Step, TopK};
 use ir::{Binary, DType, Mesh, Reduce, Unary};
 use meshc_runtime::cpu::compile;
 
@@ -69,7 +69,7 @@ fn run(c: &mut Criterion, case: &Case) {
     let mut group = c.benchmark_group("cpu");
     group.throughput(match kernel.body {
         Body::Contract(_) => Throughput::Elements(compiled.flops() as u64),
-        Body::Map(_) | Body::Scatter(_) => Throughput::Bytes(bytes as u64),
+        Body::Map(_) | Body::Scatter(_) | Body::TopK(_) => Throughput::Bytes(bytes as u64),
     });
     // SAFETY: the operands are as large as the kernel's.
     group.bench_function(case.name, |b| b.iter(|| unsafe { compiled.run(&from, &to, &mut scratch) }));
@@ -306,6 +306,11 @@ fn others() -> Vec<Case> {
     let (reads, writes) = (vec![2048 * 384, 2048], vec![4096 * 384]);
     let body = Body::Scatter(Scatter { loops: space, source, index, out, looked: 3 });
     let kernel = Kernel { reads: vec![DType::F32, DType::I32], writes: vec![DType::F32], body };
+    let space = loops("b=8 s=256 v=4096 k=8 two=2");
+    let [source, out] = ["b s v", "b s k two"].map(|t| access(&space, t));
+    let body = Body::TopK(TopK { loops: space, source, out, searched: 2 });
+    let top = Kernel { reads: vec![DType::F32], writes: vec![DType::F32], body };
+    let (logits, pairs) = (vec![2048 * 4096], vec![2048 * 16]);
     vec![
         bias.case("bias gradient, 2048x1536", 0),
         norm.case("sum of squares, 4194304", 0),
@@ -313,6 +318,7 @@ fn others() -> Vec<Case> {
         copy.case("transpose, 8x256x6x64", 0),
         embed.case("embedding, 2048x384", 1),
         Case { name: "embedding's gradient, 2048x384", kernel, reads, writes, in_place: Vec::new() },
+        Case { name: "top 8, 2048x4096", kernel: top, reads: logits, writes: pairs, in_place: Vec::new() },
     ]
 }
 

@@ -5,6 +5,7 @@ use std::ops::Range;
 use ir::signature::Dim;
 use ir::{Binary, Factor, Node, Op, Unary};
 
+use crate::pairs;
 use crate::tensor::{Real, Tensor, larger};
 
 /// What a node's result is, given its operands, where each factor runs over `ranges`, this rank's part of its global
@@ -20,6 +21,9 @@ pub fn eval<T: Real>(node: &Node, ranges: &[Range<usize>], args: &[&Tensor<T>]) 
     };
     for (arg, dims) in args.iter().zip(&s.args) {
         assert_eq!(arg.shape, local(dims), "an operand of `{}` {s}", node.op);
+    }
+    if node.op == Op::TopK {
+        return top_k(node, ranges, args[0]);
     }
     let looked = node.op.looked_up(s);
     let start = if node.op == Op::ReduceMax { f64::NEG_INFINITY } else { 0.0 };
@@ -56,7 +60,7 @@ pub fn eval<T: Real>(node: &Node, ranges: &[Range<usize>], args: &[&Tensor<T>]) 
                     sums[o + i * out_strides[looked.unwrap_or(0)]] += x(0);
                 }
             }
-            Op::Input(_) | Op::State(_) | Op::Reshard | Op::Assign(_) | Op::Tap(_) => {
+            Op::TopK | Op::Input(_) | Op::State(_) | Op::Reshard | Op::Assign(_) | Op::Tap(_) => {
                 panic!("`{}` is not computed", node.op)
             }
         }
@@ -70,6 +74,25 @@ pub fn eval<T: Real>(node: &Node, ranges: &[Range<usize>], args: &[&Tensor<T>]) 
     }
     for (o, sum) in out.data.iter_mut().zip(sums) {
         *o = T::of(sum);
+    }
+    out
+}
+
+/// The best pairs of each row, with global indices.
+fn top_k<T: Real>(node: &Node, ranges: &[Range<usize>], source: &Tensor<T>) -> Tensor<T> {
+    let s = &node.signature;
+    let searched = node.op.searched(s).unwrap_or_else(|| panic!("`{s}` is no top-k"));
+    let shape: Vec<usize> =
+        s.results[0].iter().map(|d| d.iter().map(|f| ranges[*f].len()).product()).collect();
+    let mut out = Tensor::full(&shape, f64::NEG_INFINITY);
+    let block: usize = shape[shape.len() - 2..].iter().product();
+    let (from, to) = (strides(&s.args[0], ranges), strides(&s.results[0], ranges));
+    let factors: Vec<Factor> = s.args[0].iter().flatten().copied().collect();
+    for i in 0..source.data.len() {
+        let along = |f: Factor| i / from[f] % ranges[f].len();
+        let at: usize = factors.iter().map(|f| along(*f) * to[*f]).sum();
+        let index = (ranges[searched].start + along(searched)) as f64;
+        pairs::insert(&mut out.data[at..at + block], [source.data[i], T::of(index)]);
     }
     out
 }

@@ -6,4 +6,5 @@ pub mod eval;
 pub mod files;
 pub mod local;
 pub mod lockstep;
+pub mod pairs;
 pub mod tensor;

@@ -70,7 +70,7 @@ pub fn run<T: Real>(sharded: &ShardedGraph, feeds: &Feeds<T>, kernel: Kernel<T>)
 
 /// The pieces of all ranks after the moves that lead from one sharding to another.
 pub fn reshard<T: Real>(pieces: &[Tensor<T>], from: &Sharding, to: &Sharding, mesh: &Mesh) -> Vec<Tensor<T>> {
-    moves(from, to).iter().fold(pieces.to_vec(), |pieces, step| apply(step, &pieces, mesh))
+    moves(from, to, mesh).iter().fold(pieces.to_vec(), |pieces, step| apply(step, &pieces, mesh))
 }
 
 /// The pieces of all ranks after one move.
@@ -90,6 +90,7 @@ pub fn apply<T: Real>(step: &Move, pieces: &[Tensor<T>], mesh: &Mesh) -> Vec<Ten
                 Move::ReduceScatter { reduce, dim, .. } => mine(&Tensor::combine(&group, *reduce), *dim),
                 Move::AllGather { dim, .. } => Tensor::join(&group, *dim),
                 Move::AllToAll { from, to, .. } => mine(&Tensor::join(&group, *from), *to),
+                Move::Permute { .. } => pieces[step.source(mesh, rank)].clone(),
                 Move::Slice { dim, .. } => mine(&pieces[rank], *dim),
                 Move::ToPartial { axis, reduce } if at[axis.index()] != 0 => {
                     Tensor::full(&pieces[rank].shape, reduce.identity())

@@ -4,6 +4,8 @@ use std::ops::Range;
 
 use ir::{Mesh, Reduce, Sharding, extent};
 
+use crate::pairs;
+
 /// A number that the slow programs compute in.
 pub trait Real: Copy + PartialEq + PartialOrd + std::fmt::Debug + Send + Sync + 'static {
     /// From the nearest f64.
@@ -79,16 +81,23 @@ impl<T: Real> Tensor<T> {
         Tensor { shape, data }
     }
 
-    /// Tensors of one shape combined element by element, in order.
+    /// Tensors of one shape combined, in order: element by element, or block by block of pairs.
     pub fn combine(parts: &[&Tensor<T>], reduce: Reduce) -> Tensor<T> {
+        let block: usize = match reduce {
+            Reduce::Top => parts[0].shape.iter().rev().take(2).product(),
+            Reduce::Sum | Reduce::Max => 1,
+        };
+        if block == 0 {
+            return parts[0].clone();
+        }
         let mut out = parts[0].clone();
         for part in &parts[1..] {
-            for (a, b) in out.data.iter_mut().zip(&part.data) {
-                let (x, y) = (a.get(), b.get());
-                *a = T::of(match reduce {
-                    Reduce::Sum => x + y,
-                    Reduce::Max => larger(x, y),
-                });
+            for (a, b) in out.data.chunks_mut(block).zip(part.data.chunks(block)) {
+                match reduce {
+                    Reduce::Sum => a[0] = T::of(a[0].get() + b[0].get()),
+                    Reduce::Max => a[0] = T::of(larger(a[0].get(), b[0].get())),
+                    Reduce::Top => pairs::merge(a, b),
+                }
             }
         }
         out

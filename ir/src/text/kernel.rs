@@ -1,7 +1,7 @@
 //! Kernels: a head with loops and element types, and for a map its steps, one a line.
 
 use super::scan::Scan;
-use crate::kernel::{Access, Body, Contract, Kernel, Loop, Map, Register, Scatter, Step};
+use crate::kernel::{Access, Body, Contract, Kernel, Loop, Map, Register, Scatter, Step, TopK};
 use crate::{Binary, DType, Mesh, Reduce, Unary};
 
 fn show_loop(l: &Loop, mesh: &Mesh) -> String {
@@ -57,6 +57,13 @@ pub(super) fn show(kernel: &Kernel, mesh: &Mesh, indent: &str) -> String {
             show_access(&s.index, &names),
             show_access(&s.out, &names),
             names[s.looked].name
+        ),
+        Body::TopK(t) => format!(
+            "top_k [{}] {types} {} -> {} over {}",
+            show_loops(&t.loops, mesh),
+            show_access(&t.source, &names),
+            show_access(&t.out, &names),
+            names[t.searched].name
         ),
     }
 }
@@ -136,6 +143,19 @@ pub(super) fn parse_head(scan: &mut Scan, mesh: &Mesh) -> Result<Head, String> {
             writes,
             body: Body::Contract(Contract { loops, a, b, out, scale }),
         }));
+    }
+    if scan.eat("top_k ") {
+        scan.expect("[")?;
+        let loops = parse_loops(scan, "]", mesh)?;
+        let (reads, writes) = parse_types(scan)?;
+        let names: Vec<&Loop> = loops.iter().collect();
+        let source = parse_access(scan, &names)?;
+        scan.expect("->")?;
+        let out = parse_access(scan, &names)?;
+        scan.expect("over ")?;
+        let searched = loop_named(scan.word()?, &names)?;
+        let body = Body::TopK(TopK { loops, source, out, searched });
+        return Ok(Head::Done(Kernel { reads, writes, body }));
     }
     scan.expect("scatter ")?;
     scan.expect("[")?;

@@ -155,7 +155,7 @@ fn read_line(program: &mut Program, open: &mut Option<Instruction>, line: &str) 
         stage(program)?.buffers.push(buffer);
     } else if scan.eat("launch ") {
         let (reads, rest) = ids_before_arrow(scan.rest())?;
-        let split = rest.find(['m', 'c', 's']).ok_or("a launch needs a kernel")?;
+        let split = rest.find(['m', 'c', 's', 't']).ok_or("a launch needs a kernel")?;
         let writes = ids(&rest[..split])?;
         let mut scan = Scan::new(&rest[split..]);
         match kernel::parse_head(&mut scan, &mesh)? {

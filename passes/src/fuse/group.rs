@@ -16,6 +16,8 @@ pub(super) struct Group {
     writes: Vec<(BufferId, DType)>,
     /// Some step reduces a row, so that what the row is cannot change.
     rows: bool,
+    /// Accumulating steps of a map that ran once a row: what they add is the same all over it, and counts once.
+    once: Vec<usize>,
 }
 
 impl Group {
@@ -25,7 +27,7 @@ impl Group {
         let reads = instruction.reads().into_iter().zip(kernel.reads.iter().copied()).collect();
         let writes = instruction.writes().into_iter().zip(kernel.writes.iter().copied()).collect();
         let rows = map.steps.iter().any(|s| matches!(s, Step::Row(..)));
-        Some(Group { map: map.clone(), reads, writes, rows })
+        Some(Group { map: map.clone(), reads, writes, rows, once: Vec::new() })
     }
 
     pub(super) fn steps(&self) -> usize {
@@ -125,9 +127,13 @@ impl Group {
             return None;
         }
         let mut wide = self.clone();
-        let names: Vec<ir::Name> = self.map.loops.iter().map(|l| l.name.clone()).collect();
-        let fresh = other.map.loops[n..].iter().map(|l| Loop { name: unused(&l.name, &names), ..l.clone() });
-        wide.map.loops.extend(fresh);
+        let mut names: Vec<ir::Name> =
+            self.map.loops.iter().chain(&self.map.looked).map(|l| l.name.clone()).collect();
+        for l in &other.map.loops[n..] {
+            let name = unused(&l.name, &names);
+            names.push(name.clone());
+            wide.map.loops.push(Loop { name, ..l.clone() });
+        }
         wide.map.row = row;
         wide.rows = true;
         for step in &mut wide.map.steps {
@@ -160,12 +166,14 @@ impl Group {
             self.map.row = row;
             self.rows = true;
         }
-        let looked_names: Vec<ir::Name> =
+        let mut names: Vec<ir::Name> =
             self.map.loops.iter().chain(&self.map.looked).map(|l| l.name.clone()).collect();
-        let fresh =
-            other.map.looked.iter().map(|l| Loop { name: unused(&l.name, &looked_names), ..l.clone() });
-        let fresh: Vec<Loop> = fresh.collect();
-        self.map.looked.extend(fresh);
+        for l in &other.map.looked {
+            let name = unused(&l.name, &names);
+            names.push(name.clone());
+            self.map.looked.push(Loop { name, ..l.clone() });
+        }
+        let once_a_row = !missing.is_empty();
         let mut registers: Vec<Register> = Vec::new();
         let rename = |access: &Access| -> Access {
             access.iter().map(|d| d.iter().map(|l| loops[*l]).collect()).collect()
@@ -205,6 +213,9 @@ impl Group {
                 }
                 Step::Accumulate { write, access, of, reduce } => {
                     let write = self.write(other.writes[write]);
+                    if once_a_row {
+                        self.once.push(self.map.steps.len());
+                    }
                     Step::Accumulate { write, access: rename(&access), of, reduce }
                 }
                 Step::Const(_)
@@ -230,15 +241,18 @@ impl Group {
         let point = self.map.of_point();
         let n = self.map.loops.len();
         let outer = n - self.map.row;
-        self.map.steps.iter().all(|s| match s {
+        self.map.steps.iter().enumerate().all(|(i, s)| match s {
             Step::Row(_, r) => point[*r],
+            // What counted at each point must not come to count once a row.
+            Step::Accumulate { access, of, .. } => {
+                point[*of] || self.once.contains(&i) || access.iter().flatten().any(|l| *l >= outer)
+            }
             Step::Store { access, of, .. } => {
                 let has = |l: usize| access.iter().flatten().any(|x| *x == l);
                 let needed = if point[*of] { 0..n } else { 0..outer };
                 needed.into_iter().all(has) || (0..n).all(has)
             }
-            Step::Accumulate { .. }
-            | Step::Load { .. }
+            Step::Load { .. }
             | Step::LoadAt { .. }
             | Step::Const(_)
             | Step::Iota(_)
@@ -265,7 +279,7 @@ impl Group {
 
     /// The launch, without what nobody needs; none if nothing is left.
     pub(super) fn finish(self, keep: &dyn Fn(BufferId) -> bool) -> Option<Instruction> {
-        let Group { map, reads, writes, rows } = self;
+        let Group { map, reads, writes, rows, once } = self;
         let mut live = vec![false; map.steps.len()];
         for (i, step) in map.steps.iter().enumerate().rev() {
             if let Step::Store { write, .. } | Step::Accumulate { write, .. } = step {
@@ -277,7 +291,7 @@ impl Group {
         }
         let mut registers: HashMap<Register, Register> = HashMap::new();
         let empty = Map { steps: Vec::new(), ..map.clone() };
-        let mut out = Group { map: empty, reads: Vec::new(), writes: Vec::new(), rows };
+        let mut out = Group { map: empty, reads: Vec::new(), writes: Vec::new(), rows, once };
         for (i, step) in map.steps.iter().enumerate().filter(|(i, _)| live[*i]) {
             let mut step = step.renamed(|r| registers[&r]);
             if let Step::Load { read, .. } | Step::LoadAt { read, .. } = &mut step {

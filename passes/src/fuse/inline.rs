@@ -15,17 +15,22 @@ pub(super) fn run(stage: &mut Stage) {
         if let Instruction::Launch { kernel, reads, .. } = instruction
             && let Body::Map(map) = &mut kernel.body
         {
-            while let Some(i) =
-                reads.iter().position(|b| small.get(b).is_some_and(|s| takes(map, reads, *b, s)))
-            {
-                replace(map, i, &small[&reads[i]]);
-                reads.remove(i);
-                kernel.reads.remove(i);
+            let mut i = 0;
+            while i < reads.len() {
+                let source = small.get(&reads[i]).filter(|s| takes(map, reads, reads[i], s));
+                match source.and_then(|s| replaced(map, i, s)) {
+                    Some(with) => {
+                        *map = with;
+                        reads.remove(i);
+                        kernel.reads.remove(i);
+                    }
+                    None => i += 1,
+                }
             }
         }
         if let Some((_, map)) = map_of(instruction)
             && instruction.reads().is_empty()
-            && map.steps.len() <= 2
+            && let [Step::Const(_) | Step::Iota(_), Step::Store { .. }] = map.steps[..]
         {
             small.insert(instruction.writes()[0], map.clone());
         }
@@ -47,9 +52,11 @@ fn takes(map: &Map, reads: &[BufferId], buffer: BufferId, source: &Map) -> bool 
         && map.steps.iter().filter_map(Step::load_at).all(|read| Some(read) != at)
 }
 
-/// Puts the one number that `source` computes in the place of each load of operand `i`.
-fn replace(map: &mut Map, i: usize, source: &Map) {
-    for step in &mut map.steps {
+/// The map with the one number that `source` computes in the place of each load of operand `i`; none if a row would
+/// then be reduced from what is the same all over it, or a sum count once a row what counted at each point.
+fn replaced(map: &Map, i: usize, source: &Map) -> Option<Map> {
+    let mut new = map.clone();
+    for step in &mut new.steps {
         if let Step::Load { read, access } = step
             && *read == i
         {
@@ -62,4 +69,7 @@ fn replace(map: &mut Map, i: usize, source: &Map) {
             *read -= 1;
         }
     }
+    let (before, after) = (map.of_point(), new.of_point());
+    let kept = |step: &Step| !step.reduces() || step.uses().iter().all(|r| before[*r] == after[*r]);
+    new.steps.iter().all(kept).then_some(new)
 }

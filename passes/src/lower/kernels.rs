@@ -1,6 +1,7 @@
-//! The kernel of a node: a matrix product is a contraction, a sum by index a scatter, everything else a map.
+//! The kernel of a node: a matrix product is a contraction, a sum by index a scatter, a top-k itself, everything else a map.
 
-use ir::kernel::{Access, Body, Contract, Kernel, Loop, Map, Register, Scatter, Step};
+use ir::kernel::{Access, Body, Contract, Kernel, Loop, Map, Register, Scatter, Step, TopK};
+use ir::program::Buffer;
 use ir::signature::Dim;
 use ir::{Binary, DType, Factor, Node, Op, Reduce, ShardedGraph, Signature, Value};
 
@@ -31,10 +32,29 @@ pub(super) fn kernel(sharded: &ShardedGraph, i: usize) -> (Kernel, Vec<Value>) {
         let body = Body::Scatter(Scatter { loops, source, index, out, looked });
         return (Kernel { reads, writes, body }, node.args.clone());
     }
+    if let Some(searched) = node.op.searched(&node.signature) {
+        let loops = (0..node.sizes.len()).map(one).collect();
+        let (source, out) = (node.signature.args[0].clone(), node.signature.results[0].clone());
+        let reads = node.args.iter().map(dtype).collect();
+        let body = Body::TopK(TopK { loops, source, out, searched });
+        return (Kernel { reads, writes, body }, node.args.clone());
+    }
     let mut writer = Writer::new(node, writes[0], &one);
     writer.steps();
     let reads = writer.reads.iter().map(dtype).collect();
     (Kernel { reads, writes, body: Body::Map(writer.map) }, writer.reads)
+}
+
+/// The kernel that copies what is like a buffer.
+pub(super) fn copy(buffer: &Buffer) -> Kernel {
+    let dims = buffer.shape.iter().zip(&buffer.sharding.dims).enumerate();
+    let loops: Vec<Loop> = dims
+        .map(|(i, (size, axes))| Loop { name: format!("i{i}").into(), size: *size, axes: axes.clone() })
+        .collect();
+    let access: Access = (0..loops.len()).map(|l| vec![l]).collect();
+    let steps = vec![Step::Load { read: 0, access: access.clone() }, Step::Store { write: 0, access, of: 0 }];
+    let body = Body::Map(Map { row: usize::from(!loops.is_empty()), loops, looked: Vec::new(), steps });
+    Kernel { reads: vec![buffer.dtype], writes: vec![buffer.dtype], body }
 }
 
 /// The scale of an einsum that is a matrix product, and in which no operand is summed alone.
@@ -169,6 +189,7 @@ impl<'a> Writer<'a> {
                 self.push(Step::Cast(self.dtype, x))
             }
             Op::ReduceMax
+            | Op::TopK
             | Op::Accumulate
             | Op::Input(_)
             | Op::State(_)

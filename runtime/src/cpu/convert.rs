@@ -16,7 +16,8 @@ pub fn cast(dtype: DType, x: f64) -> f64 {
         DType::I64 => x as i64 as f64,
         DType::I32 => f64::from(x as i32),
         DType::U32 => f64::from(x as u32),
-        DType::Bool => f64::from(u8::from(x != 0.0)),
+        // The largest of no truth values, -inf, is false.
+        DType::Bool => f64::from(u8::from(x != 0.0 && x != f64::NEG_INFINITY)),
     }
 }
 
@@ -87,6 +88,6 @@ pub unsafe fn store(lanes: &Lanes, dtype: DType, d: *mut u8, a: *const f32, n: u
         DType::I64 => each!(i64, |x: f32| x as i64),
         DType::I32 => each!(i32, |x: f32| x as i32),
         DType::U32 => each!(u32, |x: f32| x as u32),
-        DType::Bool => each!(u8, |x: f32| u8::from(x != 0.0)),
+        DType::Bool => each!(u8, |x: f32| u8::from(x != 0.0 && x != f32::NEG_INFINITY)),
     }
 }

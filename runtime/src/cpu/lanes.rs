@@ -335,6 +335,7 @@ macro_rules! stamp {
                 match reduce {
                     Reduce::Sum => sum_into,
                     Reduce::Max => max_into,
+                    Reduce::Top => unreachable!("compile refuses a map that combines pairs"),
                 }
             }
 
@@ -342,6 +343,7 @@ macro_rules! stamp {
                 match reduce {
                     Reduce::Sum => sum_rows,
                     Reduce::Max => max_rows,
+                    Reduce::Top => unreachable!("compile refuses a map that combines pairs"),
                 }
             }
 
@@ -349,6 +351,7 @@ macro_rules! stamp {
                 match reduce {
                     Reduce::Sum => sum_total,
                     Reduce::Max => max_total,
+                    Reduce::Top => unreachable!("compile refuses a map that combines pairs"),
                 }
             }
 

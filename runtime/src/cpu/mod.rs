@@ -14,9 +14,10 @@ mod scatter;
 #[cfg(test)]
 mod tests;
 pub mod time;
+mod top_k;
 
-use ir::DType;
 use ir::kernel::{Body, Kernel};
+use ir::{DType, Reduce};
 
 /// A kernel that the CPU cannot run.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -33,6 +34,9 @@ pub enum KernelError {
         /// What it is.
         found: DType,
     },
+    /// A map that combines pairs.
+    #[error("a map combines numbers, and no pairs: those are merged by top_k and by moves")]
+    Pairs,
     /// Too many loops to walk over.
     #[error("a kernel can have {most} loops on the cpu, but has {found}")]
     Loops {
@@ -52,6 +56,7 @@ enum Plan {
     Map(map::Plan),
     Contract(contract::Plan),
     Scatter(scatter::Plan),
+    TopK(top_k::Plan),
 }
 
 /// Plans a kernel for the rank at coordinate `at`.
@@ -70,6 +75,9 @@ pub fn compile(kernel: &Kernel, mesh: &ir::Mesh, at: &[usize]) -> Result<Compile
         }
     };
     let plan = match &kernel.body {
+        Body::Map(map) if map.steps.iter().any(|s| s.reduce() == Some(Reduce::Top)) => {
+            return Err(KernelError::Pairs);
+        }
         Body::Map(map) => Plan::Map(map::plan(kernel, map, mesh, at)),
         Body::Contract(contract) => {
             f32_only("contraction", "first operand", kernel.reads[0])?;
@@ -89,6 +97,10 @@ pub fn compile(kernel: &Kernel, mesh: &ir::Mesh, at: &[usize]) -> Result<Compile
             }
             Plan::Scatter(scatter::plan(scatter, kernel.reads[1], mesh, at))
         }
+        Body::TopK(top) => {
+            f32_only("top-k", "result", kernel.writes[0])?;
+            Plan::TopK(top_k::plan(top, kernel.reads[0], mesh, at))
+        }
     };
     Ok(Compiled { plan })
 }
@@ -99,7 +111,7 @@ impl Compiled {
         match &self.plan {
             // The start of the scratch may have to be rounded up.
             Plan::Map(plan) => plan.scratch_bytes() + 63,
-            Plan::Contract(_) | Plan::Scatter(_) => 0,
+            Plan::Contract(_) | Plan::Scatter(_) | Plan::TopK(_) => 0,
         }
     }
 
@@ -109,6 +121,7 @@ impl Compiled {
             Plan::Map(plan) => plan.flops(),
             Plan::Contract(plan) => plan.flops(),
             Plan::Scatter(plan) => plan.flops(),
+            Plan::TopK(plan) => plan.flops(),
         }
     }
 
@@ -133,6 +146,7 @@ impl Compiled {
                 }
                 Plan::Contract(plan) => plan.run(reads[0].cast(), reads[1].cast(), writes[0].cast()),
                 Plan::Scatter(plan) => plan.run(reads[0].cast(), reads[1], writes[0].cast()),
+                Plan::TopK(plan) => plan.run(reads[0], writes[0].cast()),
             }
         }
     }

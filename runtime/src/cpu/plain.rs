@@ -5,11 +5,12 @@
 
 use std::ops::Range;
 
-use ir::kernel::{Access, Body, Contract, Kernel, Map, Scatter, Step};
-use ir::{Binary, DType, Reduce, Unary};
+use ir::kernel::{Access, Body, Contract, Kernel, Map, Scatter, Step, TopK};
+use ir::{Binary, DType, Reduce};
 
 use super::convert::cast;
 use super::layout::ranges;
+use crate::eval::{binary, unary};
 
 /// Runs a kernel on the rank at `at`: what it writes, from what it reads.
 pub fn interpret(kernel: &Kernel, mesh: &ir::Mesh, at: &[usize], reads: &[Vec<f64>]) -> Vec<Vec<f64>> {
@@ -18,6 +19,7 @@ pub fn interpret(kernel: &Kernel, mesh: &ir::Mesh, at: &[usize], reads: &[Vec<f6
         Body::Map(map) => map_of(map, &ranges, reads, kernel.writes.len()),
         Body::Contract(contract) => vec![contract_of(contract, &ranges, reads)],
         Body::Scatter(scatter) => vec![scatter_of(scatter, &ranges, reads)],
+        Body::TopK(top) => vec![top_of(top, &ranges, reads)],
     };
     for (write, dtype) in writes.iter_mut().zip(&kernel.writes) {
         write.iter_mut().for_each(|x| *x = rounded(*dtype, *x));
@@ -57,43 +59,11 @@ fn rounded(dtype: DType, x: f64) -> f64 {
     }
 }
 
-fn unary(f: Unary, x: f64) -> f64 {
-    match f {
-        Unary::Exp => x.exp(),
-        Unary::Expm1 => x.exp_m1(),
-        Unary::Log => x.ln(),
-        Unary::Tanh => x.tanh(),
-        Unary::Sqrt => x.sqrt(),
-        Unary::Rsqrt => 1.0 / x.sqrt(),
-        Unary::Sin => x.sin(),
-        Unary::Cos => x.cos(),
-        Unary::Sigmoid => 1.0 / (1.0 + (-x).exp()),
-        Unary::Abs => x.abs(),
-        Unary::Sign if x == 0.0 || x.is_nan() => x,
-        Unary::Sign => x.signum(),
-        Unary::Relu if x.is_nan() => x,
-        Unary::Relu => x.max(0.0),
-        Unary::Step => f64::from(u8::from(x > 0.0)),
-        Unary::Stop => x,
-    }
-}
-
-fn binary(f: Binary, x: f64, y: f64) -> f64 {
-    match f {
-        Binary::Sub => x - y,
-        Binary::Div => x / y,
-        Binary::Max | Binary::Min if x.is_nan() || y.is_nan() => f64::NAN,
-        Binary::Max => x.max(y),
-        Binary::Min => x.min(y),
-        Binary::Eq => f64::from(u8::from(x == y)),
-        Binary::Ge => f64::from(u8::from(x >= y)),
-    }
-}
-
 fn reduce(how: Reduce, x: f64, y: f64) -> f64 {
     match how {
         Reduce::Sum => x + y,
         Reduce::Max => binary(Binary::Max, x, y),
+        Reduce::Top => panic!("a map combines no pairs"),
     }
 }
 
@@ -214,6 +184,34 @@ fn scatter_of(scatter: &Scatter, ranges: &[Range<usize>], reads: &[Vec<f64>]) ->
             let x = reads[0][offset(&scatter.source, ranges, &index)];
             index[scatter.looked] = global as usize - looked.start;
             out[offset(&scatter.out, ranges, &index)] += x;
+        }
+    }
+    out
+}
+
+fn top_of(top: &TopK, ranges: &[Range<usize>], reads: &[Vec<f64>]) -> Vec<f64> {
+    let mut out = vec![f64::NEG_INFINITY; elements(&top.out, ranges)];
+    let (kept, pairs) = top.out.split_at(top.out.len() - 2);
+    let k = elements(&pairs.to_vec(), ranges) / 2;
+    // One row at a time: all that is there, sorted.
+    let rows: Access = kept.to_vec();
+    let mut row = ranges.to_vec();
+    (0..row.len()).filter(|l| !rows.iter().flatten().any(|x| x == l)).for_each(|l| row[l] = 0..1);
+    for mut index in space(&row) {
+        let mut all: Vec<(f64, usize)> = Vec::new();
+        for (i, global) in ranges[top.searched].clone().enumerate() {
+            index[top.searched] = i;
+            all.push((reads[0][offset(&top.source, ranges, &index)], global));
+        }
+        let first = |x: f64, y: f64| match (x.is_nan(), y.is_nan()) {
+            (false, false) => y.partial_cmp(&x).unwrap_or(std::cmp::Ordering::Equal),
+            (x, y) => y.cmp(&x),
+        };
+        all.sort_by(|a, b| first(a.0, b.0).then(a.1.cmp(&b.1)));
+        index[top.searched] = 0;
+        let start = offset(&rows, ranges, &index) * 2 * k;
+        for (place, (value, global)) in all.into_iter().take(k).enumerate() {
+            out[start + 2 * place..start + 2 * place + 2].copy_from_slice(&[value, global as f64]);
         }
     }
     out

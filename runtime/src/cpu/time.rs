@@ -55,6 +55,7 @@ fn accesses(kernel: &Kernel) -> (Vec<Option<Access>>, Vec<Option<Access>>) {
     match &kernel.body {
         Body::Contract(c) => (vec![Some(c.a.clone()), Some(c.b.clone())], vec![Some(c.out.clone())]),
         Body::Scatter(s) => (vec![Some(s.source.clone()), Some(s.index.clone())], vec![Some(s.out.clone())]),
+        Body::TopK(t) => (vec![Some(t.source.clone())], vec![Some(t.out.clone())]),
         Body::Map(map) => {
             let mut reads = vec![None; kernel.reads.len()];
             let mut writes = vec![None; kernel.writes.len()];

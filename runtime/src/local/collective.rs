@@ -3,7 +3,9 @@
 //! Every move is the same: for each member's piece afterwards, which elements of which pieces before go there; of all
 //! members' where contributions combine. Pieces are uneven and may be empty.
 
-use ir::{DType, Move, Reduce};
+use std::ops::Range;
+
+use ir::{DType, Mesh, Move, Reduce};
 
 use super::blocks::{Block, Region, elements};
 
@@ -49,6 +51,8 @@ pub struct Collective {
     pub dtype: DType,
     /// How contributions combine, if they do.
     pub reduce: Option<Reduce>,
+    /// How many elements belong together, so that no share cuts them: those of a block of pairs, else one.
+    pub unit: usize,
     /// What goes where.
     pub parts: Vec<Part>,
     /// The same, cut.
@@ -68,6 +72,7 @@ impl Collective {
     /// Plans a move of a group whose members hold these regions before and after it, in shares of so many bytes.
     pub fn new(
         step: &Move,
+        mesh: &Mesh,
         members: &[usize],
         dtype: DType,
         before: &[Region],
@@ -89,6 +94,14 @@ impl Collective {
                 let part = |s: usize| one(Who::One(s), Who::All, Block::common(&before[s], &after[0]));
                 (None, (0..n).filter_map(part).collect())
             }
+            Move::Permute { .. } => {
+                let part = |r: usize| {
+                    let source = step.source(mesh, members[r]);
+                    let s = members.iter().position(|m| *m == source)?;
+                    one(Who::One(s), Who::One(r), Block::common(&before[s], &after[r]))
+                };
+                (None, (0..n).filter_map(part).collect())
+            }
             Move::AllToAll { .. } => {
                 let part = |i: usize| {
                     let (s, r) = (i / n, i % n);
@@ -102,7 +115,11 @@ impl Collective {
                 one(Who::One(0), Who::One(0), Block::common(&before[0], &after[0])).into_iter().collect(),
             ),
         };
-        let size = (share_bytes / dtype.bytes()).max(1);
+        let unit = match reduce {
+            Some(Reduce::Top) => before[0].iter().rev().take(2).map(Range::len).product::<usize>().max(1),
+            Some(Reduce::Sum | Reduce::Max) | None => 1,
+        };
+        let size = (share_bytes / dtype.bytes() / unit).max(1) * unit;
         let cut = |(part, p): (usize, &Part)| {
             let n = p.block.elements();
             let share = move |start| Share { part, start, end: n.min(start + size) };
@@ -113,16 +130,19 @@ impl Collective {
         let written: usize = after.iter().map(|r| elements(r)).sum::<usize>() * dtype.bytes();
         let stream = written >= STREAM && n > 1;
         let (step, members) = (step.clone(), members.to_vec());
-        Collective { step, members, dtype, reduce, parts, shares, bytes, stream }
+        Collective { step, members, dtype, reduce, unit, parts, shares, bytes, stream }
     }
 
-    /// The bytes that each member sends, and receives, by the least that any algorithm needs: of a ring.
+    /// The bytes that each member sends, and receives, by the least that any algorithm needs: of a ring. A permutation
+    /// sends a whole piece, but for members whose piece stays.
     pub fn wire_bytes(&self) -> f64 {
         let n = self.members.len() as f64;
         let once = (n - 1.0) / n * self.bytes as f64;
         match self.step {
             Move::AllReduce { .. } => 2.0 * once,
             Move::AllGather { .. } | Move::ReduceScatter { .. } | Move::AllToAll { .. } => once,
+            Move::Permute { .. } if self.members.len() > 1 => self.bytes as f64,
+            Move::Permute { .. } => 0.0,
             Move::Slice { .. } | Move::ToPartial { .. } => 0.0,
         }
     }
@@ -136,6 +156,7 @@ fn padded(step: &Move, before: &[Region], after: &[Region]) -> usize {
     match step {
         Move::AllReduce { .. } | Move::Slice { .. } | Move::ToPartial { .. } => elements(&before[0]),
         Move::AllGather { .. } => n * largest(before),
+        Move::Permute { .. } => largest(before),
         Move::ReduceScatter { .. } => n * largest(after),
         Move::AllToAll { from, to, .. } => {
             let most = |pieces: &[Region], dim: usize| pieces.iter().map(|r| r[dim].len()).max().unwrap_or(0);
@@ -148,7 +169,7 @@ fn padded(step: &Move, before: &[Region], after: &[Region]) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ir::{Axis, Mesh, Sharding, extent};
+    use ir::{Axis, Sharding, extent};
 
     fn call(mesh: &str, step: &str, shape: &[usize], sharding: &str) -> (usize, f64, usize) {
         let mesh = Mesh::parse(mesh).unwrap();
@@ -163,7 +184,7 @@ mod tests {
             };
             members.iter().map(region).collect()
         };
-        let c = Collective::new(&step, &members, DType::F32, &regions(&from), &regions(&to), SHARE);
+        let c = Collective::new(&step, &mesh, &members, DType::F32, &regions(&from), &regions(&to), SHARE);
         (c.bytes, c.wire_bytes(), c.shares.len())
     }
 
@@ -174,6 +195,10 @@ mod tests {
         assert_eq!(call("a=2", "reduce_scatter(a, dim 0)", &[101], "[_] partial(a)"), (408, 204.0, 2));
         // Pieces 2, 2, 1 of 5 rows, and 3, 3, 1 of 7 columns: a buffer of 2 rows and 3 times 3 columns.
         assert_eq!(call("a=3", "all_to_all(a, dim 0 to 1)", &[5, 7], "[a, _]"), (72, 48.0, 9));
+        // A share has whole blocks of 3 pairs, though it could have 32,768 numbers.
+        assert_eq!(call("a=2", "all_reduce(top a)", &[9000, 3, 2], "[_, _, _] partial(top a)").2, 2);
+        // The piece of each of four ranks; two of them swap theirs.
+        assert_eq!(call("a=2,b=2", "permute(a.b to b.a)", &[8, 8], "[a, b]"), (64, 64.0, 4));
         assert_eq!(call("a=1", "all_reduce(a)", &[8], "[_] partial(a)"), (32, 0.0, 1));
         assert_eq!(call("a=2", "all_reduce(a)", &[0], "[_] partial(a)"), (0, 0.0, 0));
     }

@@ -3,8 +3,12 @@
 //! A tile is read from every member before it is written to any, so that an all_reduce may work in place. Each element
 //! is combined in f32 (f64 for f64) from the first member to the last and rounded once: the same bits whoever does it.
 
+use std::ops::Range;
+
 use half::{bf16, f16};
 use ir::{DType, Reduce};
+
+use crate::pairs;
 
 use super::collective::{Collective, Share, Who};
 
@@ -53,6 +57,12 @@ pub unsafe fn share(collective: &Collective, share: Share, pieces: &impl Pieces,
                 }
             }
         }),
+        Who::All if collective.reduce == Some(Reduce::Top) => {
+            part.block.runs(range, collective.unit, |from, to, count| {
+                // SAFETY: the caller's: a block lies in the pieces of all members, since no share cuts it.
+                unsafe { merge(collective, pieces, [from, to], count, targets.clone(), tile) }
+            });
+        }
         Who::All => part.block.runs(range, TILE / size, |from, to, count| {
             // SAFETY: the caller's: the run lies in the pieces of all members; it is no longer than the tile, which is
             // aligned for every element type.
@@ -66,6 +76,43 @@ pub unsafe fn share(collective: &Collective, share: Share, pieces: &impl Pieces,
     }
     if collective.stream {
         fence();
+    }
+}
+
+/// Merges one block of pairs of all members, of `count` numbers.
+///
+/// # Safety
+/// Every member's piece has them at `at[0]` as f32, and every target's at `at[1]`.
+unsafe fn merge(
+    collective: &Collective,
+    pieces: &impl Pieces,
+    at: [usize; 2],
+    count: usize,
+    targets: Range<usize>,
+    tile: &mut Tile,
+) {
+    let size = DType::F32.bytes();
+    let mut large;
+    let best: &mut [f32] = if count * size <= TILE {
+        // SAFETY: the tile is aligned, large enough, and any bytes are numbers.
+        unsafe { std::slice::from_raw_parts_mut(tile.0.as_mut_ptr().cast(), count) }
+    } else {
+        large = vec![0.0; count];
+        &mut large
+    };
+    pairs::clear(best);
+    for member in 0..collective.members.len() {
+        // SAFETY: the caller's.
+        let block =
+            unsafe { std::slice::from_raw_parts(pieces.from(member).cast::<f32>().add(at[0]), count) };
+        pairs::merge(best, block);
+    }
+    for target in targets {
+        // SAFETY: the caller's.
+        unsafe {
+            let to = pieces.to(target).add(at[1] * size);
+            put(best.as_ptr().cast(), to, count * size, collective.stream);
+        }
     }
 }
 
@@ -328,7 +375,7 @@ unsafe fn strips<T: Number>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ir::{Axis, Move};
+    use ir::{Axis, Mesh, Move};
 
     struct Vectors<T>(Vec<Vec<T>>);
 
@@ -342,10 +389,21 @@ mod tests {
     }
 
     fn all_reduce<T: Clone>(dtype: DType, reduce: Reduce, pieces: Vec<Vec<T>>) -> Vec<T> {
+        let region = 0..pieces[0].len();
+        all_reduce_of(dtype, reduce, std::slice::from_ref(&region), pieces)
+    }
+
+    fn all_reduce_of<T: Clone>(
+        dtype: DType,
+        reduce: Reduce,
+        region: &[Range<usize>],
+        pieces: Vec<Vec<T>>,
+    ) -> Vec<T> {
         let step = Move::AllReduce { axes: vec![Axis(0)], reduce };
-        let regions = vec![vec![0..pieces[0].len()]; pieces.len()];
+        let regions = vec![region.to_vec(); pieces.len()];
         let members: Vec<usize> = (0..pieces.len()).collect();
-        let mut c = Collective::new(&step, &members, dtype, &regions, &regions, 1000);
+        let mesh = Mesh::parse(&format!("a={}", pieces.len())).unwrap();
+        let mut c = Collective::new(&step, &mesh, &members, dtype, &regions, &regions, 1000);
         c.stream = true;
         let mut pieces = Vectors(pieces);
         for part in c.shares.clone() {
@@ -376,6 +434,27 @@ mod tests {
         assert_eq!(all_reduce(DType::I64, Reduce::Max, vec![vec![7i64], vec![-9]]), [7]);
         assert_eq!(all_reduce(DType::Bool, Reduce::Sum, vec![vec![0u8, 0, 1], vec![0, 1, 1]]), [0, 1, 1]);
         assert_eq!(all_reduce(DType::F64, Reduce::Sum, vec![vec![1e-9f64], vec![1.0]]), [1.000000001]);
+    }
+
+    #[test]
+    fn blocks_of_pairs_are_merged_whole() {
+        // More than a share has, and a block that is larger than a tile.
+        for (rows, k) in [(400, 3), (2, TILE / 8 + 5), (5, 1)] {
+            let value = |r: usize, row: usize, i: usize| ((2 * k - i) / 2 + (row + r) % 2) as f32;
+            let piece = |r: usize| -> Vec<f32> {
+                let pair = |row: usize, i: usize| [value(r, row, i), (i * 3 + r) as f32];
+                (0..rows).flat_map(|row| (0..k).flat_map(move |i| pair(row, i))).collect()
+            };
+            let pieces: Vec<Vec<f32>> = (0..3).map(piece).collect();
+            let found = all_reduce_of(DType::F32, Reduce::Top, &[0..rows, 0..k, 0..2], pieces.clone());
+            for row in 0..rows {
+                let block = |p: &Vec<f32>| p[row * 2 * k..(row + 1) * 2 * k].to_vec();
+                let all: Vec<f32> = pieces.iter().flat_map(block).collect();
+                let mut all: Vec<[f32; 2]> = all.chunks(2).map(|p| [p[0], p[1]]).collect();
+                all.sort_by(|a, b| b[0].total_cmp(&a[0]).then(a[1].total_cmp(&b[1])));
+                assert_eq!(block(&found), all[..k].concat(), "row {row}");
+            }
+        }
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use ir::kernel::{Body, Kernel, Step};
 use ir::program::{ALIGN, Buffer, BufferId, Instruction, Program, Region as Life, Stage};
 use ir::schedule::Kind;
-use ir::{Mesh, Move, Sharding, extent};
+use ir::{Mesh, Move, Reduce, Sharding, extent};
 
 use super::blocks::{Block, Region, elements};
 use super::code::{Code, Op, Place, RankCode, SegmentCode};
@@ -299,7 +299,7 @@ impl Loader<'_> {
     ) -> Result<(), RunError> {
         let (mesh, a, b) = (&self.program.mesh, self.buffer(from), self.buffer(to));
         let dims = match step {
-            Move::AllReduce { .. } | Move::ToPartial { .. } => Vec::new(),
+            Move::AllReduce { .. } | Move::Permute { .. } | Move::ToPartial { .. } => Vec::new(),
             Move::ReduceScatter { dim, .. } | Move::AllGather { dim, .. } | Move::Slice { dim, .. } => {
                 vec![*dim]
             }
@@ -317,6 +317,11 @@ impl Loader<'_> {
             let show = |b: &Buffer, s: &Sharding| format!("{} {:?} @ {}", b.dtype, b.shape, s.show(mesh));
             let (step, needed, found) = (step.show(mesh), show(a, &after), show(b, &b.sharding));
             return Err(spot.wrong(format!("{step} of {from} needs {to} to be {needed}, but it is {found}")));
+        }
+        if step.reduce() == Some(Reduce::Top) && !step.has_pairs(&a.shape, &a.sharding, a.dtype) {
+            let (step, how) = (step.show(mesh), a.sharding.show(mesh));
+            let found = format!("{} {:?} @ {how}", a.dtype, a.shape);
+            return Err(spot.wrong(format!("{step} needs whole pairs of f32, but {from} is {found}")));
         }
         let alone = mesh.pieces(step.axes()) == 1 || !step.is_collective();
         let in_place =
@@ -358,7 +363,8 @@ impl Loader<'_> {
             Move::AllReduce { .. }
             | Move::ReduceScatter { .. }
             | Move::AllGather { .. }
-            | Move::AllToAll { .. } => {
+            | Move::AllToAll { .. }
+            | Move::Permute { .. } => {
                 Err(spot.wrong(format!("{} is a collective: it is started", step.show(&self.program.mesh))))
             }
         }
@@ -406,8 +412,8 @@ impl Loader<'_> {
             None => {
                 let regions = |id| members.iter().map(|r| self.region(id, *r)).collect::<Vec<_>>();
                 let dtype = self.buffer(from).dtype;
-                let new =
-                    Collective::new(step, &members, dtype, &regions(from), &regions(to), self.share_bytes);
+                let (mesh, before, after) = (&self.program.mesh, regions(from), regions(to));
+                let new = Collective::new(step, mesh, &members, dtype, &before, &after, self.share_bytes);
                 let new = Arc::new(new);
                 self.collectives.insert(key, Arc::clone(&new));
                 new
@@ -444,5 +450,6 @@ fn accesses(kernel: &Kernel) -> Vec<(bool, usize, &ir::kernel::Access)> {
         }
         Body::Contract(c) => vec![(false, 0, &c.a), (false, 1, &c.b), (true, 0, &c.out)],
         Body::Scatter(s) => vec![(false, 0, &s.source), (false, 1, &s.index), (true, 0, &s.out)],
+        Body::TopK(t) => vec![(false, 0, &t.source), (true, 0, &t.out)],
     }
 }

@@ -25,9 +25,10 @@ pub struct Traffic {
     pub count: u64,
     /// The size of one call's full tensor, padded to equal pieces: what an all_reduce is given; for all_gather n times the
     /// largest piece of the group; for reduce_scatter n times the largest piece afterwards; for all_to_all one rank's
-    /// padded buffer.
+    /// padded buffer; for permute the largest piece.
     pub bytes: usize,
-    /// What each member sends in one call, at the least: (n-1)/n of the bytes, twice for an all_reduce.
+    /// What each member sends in one call, at the least: (n-1)/n of the bytes, twice for an all_reduce, all of them for
+    /// permute.
     pub wire_bytes: f64,
 }
 

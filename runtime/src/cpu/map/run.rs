@@ -179,6 +179,7 @@ impl Machine<'_> {
                             Reduce::Sum => *a.add(i) * row as f32,
                             Reduce::Max if row == 0 => f32::NEG_INFINITY,
                             Reduce::Max => *a.add(i),
+                            Reduce::Top => unreachable!("compile refuses a map that combines pairs"),
                         };
                     }
                 }
@@ -237,6 +238,7 @@ impl Machine<'_> {
             Reduce::Sum => a + b,
             Reduce::Max if a.is_nan() || a > b => a,
             Reduce::Max => b,
+            Reduce::Top => unreachable!("compile refuses a map that combines pairs"),
         };
         let (fold, whole) = ((self.lanes.rows)(total.reduce), (self.lanes.total)(total.reduce));
         let into = (self.lanes.into)(total.reduce);

@@ -110,6 +110,7 @@ fn written(body: &Body) -> Vec<Access> {
     match body {
         Body::Contract(c) => vec![c.out.clone()],
         Body::Scatter(s) => vec![s.out.clone()],
+        Body::TopK(t) => vec![t.out.clone()],
         Body::Map(map) => {
             let mut all: Vec<_> = map
                 .steps
@@ -178,6 +179,11 @@ proptest! {
     fn scatters_are_as_they_are_defined(seed: u64) {
         check(&random::scatter(seed));
     }
+
+    #[test]
+    fn searches_are_as_they_are_defined(seed: u64) {
+        check(&random::top_k(seed));
+    }
 }
 
 fn loops(sizes: &[usize]) -> Vec<Loop> {
@@ -244,6 +250,10 @@ fn an_element_type_without_code_is_an_error() {
     let kernel = Kernel { reads: vec![DType::F32, DType::BF16], writes: vec![DType::F32], body };
     let error = compile(&kernel, &Mesh::default(), &[]).map(|_| ()).unwrap_err();
     assert_eq!(error.to_string(), "a contraction needs f32 as its second operand on the cpu, but has bf16");
+    let steps = vec![Step::Load { read: 0, access: of(&[0]) }, Step::Row(Reduce::Top, 0)];
+    let map = Map { loops: loops(&[2]), row: 1, looked: vec![], steps };
+    let kernel = Kernel { reads: vec![DType::F32], writes: vec![], body: Body::Map(map) };
+    assert!(matches!(compile(&kernel, &Mesh::default(), &[]), Err(KernelError::Pairs)));
     let scatter =
         Scatter { loops: loops(&[2, 3]), source: of(&[0]), index: of(&[0]), out: of(&[1]), looked: 1 };
     let reads = vec![DType::F32, DType::F32];

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use ir::kernel::{Access, Body, Contract, Kernel, Loop, Map, Scatter, Step};
+use ir::kernel::{Access, Body, Contract, Kernel, Loop, Map, Scatter, Step, TopK};
 use ir::{Axis, Binary, DType, Mesh, Reduce, Unary};
 
 use crate::cpu::layout::ranges;
@@ -174,6 +174,32 @@ pub fn scatter(seed: u64) -> Case {
     w.case(kernel, reads, Vec::new())
 }
 
+/// A random search, along any loop.
+pub fn top_k(seed: u64) -> Case {
+    let dims = 1 + (seed % 4) as usize;
+    let mut w = world(seed, dims, 5_000);
+    let searched = w.dice.below(dims);
+    let source = w.dice.access(&(0..dims).collect::<Vec<_>>());
+    let kept: Vec<usize> = (0..dims).filter(|l| *l != searched).collect();
+    let mut out = w.dice.access(&kept);
+    out.extend([vec![dims], vec![dims + 1]]);
+    let k = w.dice.of(&[1, 1, 2, 3, 8, 40]);
+    for (name, size) in [("k", k), ("two", 2)] {
+        w.loops.push(Loop { name: name.into(), size, axes: Vec::new() });
+        w.ranges.push(0..size);
+    }
+    let dtype = if w.dice.one_in(2) { DType::F32 } else { w.dice.of(&[DType::F64, DType::F16, DType::BF16]) };
+    let mut numbers = w.numbers(&source, dtype);
+    for x in numbers.iter_mut() {
+        if w.dice.one_in(50) {
+            *x = w.dice.of(&[f64::NAN, f64::NEG_INFINITY, f64::INFINITY, -0.0]);
+        }
+    }
+    let body = Body::TopK(TopK { loops: w.loops.clone(), source, out, searched });
+    let kernel = Kernel { reads: vec![dtype], writes: vec![DType::F32], body };
+    w.case(kernel, vec![numbers], Vec::new())
+}
+
 /// What is known of a register: the largest it can be, and whether f32 holds it exactly.
 #[derive(Clone, Copy)]
 struct Known {
@@ -320,11 +346,11 @@ impl Growing {
                 }
                 let points =
                     self.map.loops.iter().rev().take(self.map.row).map(|l| l.size).product::<usize>();
-                let how = self.w.dice.of(&[Reduce::Sum, Reduce::Max]);
-                match how {
-                    Reduce::Max => self.push(Step::Row(how, a), f64::INFINITY, ka.exact),
-                    Reduce::Sum => self.push(Step::Row(how, a), ka.bound * points as f64, false),
-                };
+                if self.w.dice.one_in(2) {
+                    self.push(Step::Row(Reduce::Max, a), f64::INFINITY, ka.exact);
+                } else {
+                    self.push(Step::Row(Reduce::Sum, a), ka.bound * points as f64, false);
+                }
             }
         }
     }

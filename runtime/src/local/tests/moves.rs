@@ -9,10 +9,11 @@ use super::super::load::{load, region};
 use super::super::{Local, Taps};
 use super::{buffer, place};
 use crate::lockstep::apply;
+use crate::pairs;
 use crate::tensor::Tensor;
 
-/// A random sharding: each axis splits a dimension, is partial, or does nothing.
-fn sharding(mesh: &Mesh, dims: usize, dice: &[usize]) -> Sharding {
+/// A random sharding: each axis splits a dimension, is partial in one of these ways, or does nothing.
+fn sharding(mesh: &Mesh, dims: usize, ways: [Reduce; 2], dice: &[usize]) -> Sharding {
     let mut sharding = Sharding::replicated(dims);
     let mut axes: Vec<Axis> = mesh.all().collect();
     if dice[7].is_multiple_of(2) {
@@ -21,8 +22,8 @@ fn sharding(mesh: &Mesh, dims: usize, dice: &[usize]) -> Sharding {
     for (i, axis) in axes.into_iter().enumerate() {
         match dice[i] % (dims + 3) {
             d if d < dims => sharding.dims[d].push(axis),
-            d if d == dims => sharding.partial.push((axis, Reduce::Sum)),
-            d if d == dims + 1 => sharding.partial.push((axis, Reduce::Max)),
+            d if d == dims => sharding.partial.push((axis, ways[0])),
+            d if d == dims + 1 => sharding.partial.push((axis, ways[1])),
             _ => {}
         }
     }
@@ -101,8 +102,18 @@ fn pieces(mesh: &Mesh, shape: &[usize], from: &Sharding) -> Vec<Tensor<f32>> {
 }
 
 fn check(mesh: &Mesh, shape: &[usize], from: &Sharding, to: &Sharding, in_place: bool) {
-    let steps = moves(from, to);
-    let first = pieces(mesh, shape, from);
+    check_of(mesh, shape, from, to, in_place, pieces(mesh, shape, from));
+}
+
+fn check_of(
+    mesh: &Mesh,
+    shape: &[usize],
+    from: &Sharding,
+    to: &Sharding,
+    in_place: bool,
+    first: Vec<Tensor<f32>>,
+) {
+    let steps = moves(from, to, mesh);
     let last = steps.iter().fold(first.clone(), |at, step| apply(step, &at, mesh));
     let expected: Vec<Vec<f32>> = last.into_iter().map(|t| t.data).collect();
     let (program, ids) = chain(mesh, shape, from, &steps, in_place);
@@ -134,12 +145,49 @@ proptest! {
         let text: Vec<String> = sizes.iter().enumerate().map(|(i, n)| format!("a{i}={n}")).collect();
         let mesh = Mesh::parse(&text.join(",")).unwrap();
         prop_assume!(mesh.ranks() <= 24);
-        let from = sharding(&mesh, shape.len(), &a);
-        let mut to = sharding(&mesh, shape.len(), &b);
+        let ways = [Reduce::Sum, Reduce::Max];
+        let from = sharding(&mesh, shape.len(), ways, &a);
+        let mut to = sharding(&mesh, shape.len(), ways, &b);
         // Contributions of two kinds combine in no order: a partial axis keeps its kind, or goes.
         to.partial.retain(|p| from.partial.contains(p) || from.axes().all(|a| a != p.0));
         check(&mesh, &shape, &from, &to, in_place);
     }
+
+    #[test]
+    fn pairs_are_merged_as_in_lockstep(
+        sizes in proptest::collection::vec(1usize..=4, 1..=3),
+        shape in proptest::collection::vec(0usize..=9, 0..=2),
+        k in 0usize..=5,
+        a in proptest::collection::vec(0usize..60, 8),
+        b in proptest::collection::vec(0usize..60, 8),
+        in_place in any::<bool>(),
+    ) {
+        let text: Vec<String> = sizes.iter().enumerate().map(|(i, n)| format!("a{i}={n}")).collect();
+        let mesh = Mesh::parse(&text.join(",")).unwrap();
+        prop_assume!(mesh.ranks() <= 24);
+        let pairs = |dice: &[usize]| {
+            let mut sharding = sharding(&mesh, shape.len(), [Reduce::Top; 2], dice);
+            sharding.dims.extend([Vec::new(), Vec::new()]);
+            sharding
+        };
+        let (from, to) = (pairs(&a), pairs(&b));
+        let shape: Vec<usize> = shape.iter().copied().chain([k, 2]).collect();
+        let first = pieces(&mesh, &shape, &from).into_iter().map(sorted).collect();
+        check_of(&mesh, &shape, &from, &to, in_place, first);
+    }
+}
+
+/// The same numbers as pairs in order, of few values, so that some are equal.
+fn sorted(mut piece: Tensor<f32>) -> Tensor<f32> {
+    let block: usize = piece.shape.iter().rev().take(2).product();
+    for block in piece.data.chunks_mut(block.max(1)) {
+        let numbers = block.to_vec();
+        pairs::clear(block);
+        for pair in numbers.chunks(2) {
+            pairs::insert(block, [(pair[0] / 100.0).round(), pair[1]]);
+        }
+    }
+    piece
 }
 
 #[test]
@@ -151,8 +199,25 @@ fn large_ones_are_shared_out() {
         ("[a, b]", "[_, _]"),
         ("[_, _] partial(b)", "[_, b]"),
         ("[a.b, _]", "[a, b]"),
+        ("[a, _]", "[_, a.b]"),
     ] {
         check(&mesh, &[257, 1031], &parse(from), &parse(to), true);
+    }
+}
+
+#[test]
+fn pieces_change_places() {
+    let mesh = Mesh::parse("a=2,b=2,c=3").unwrap();
+    let parse = |text| Sharding::parse(text, &mesh).unwrap();
+    for (from, to) in [
+        ("[a, b]", "[b, a]"),
+        ("[a.b, c]", "[b.a, c]"),
+        ("[a, _]", "[b, _]"),
+        ("[a, _] partial(c)", "[b, _] partial(c)"),
+    ] {
+        let steps = moves(&parse(from), &parse(to), &mesh);
+        assert!(matches!(steps[..], [Move::Permute { .. }]), "{steps:?}");
+        check(&mesh, &[7, 5], &parse(from), &parse(to), false);
     }
 }
 
