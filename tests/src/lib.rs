@@ -1,6 +1,9 @@
-//! What the tests share: oracles, random numbers, and whether a sharded graph means what its graph means.
+//! What the tests share: oracles, random numbers, what a step leaves behind, and whether a sharded graph means what its
+//! graph means.
 
+pub mod backend;
 pub mod meaning;
 pub mod oracle;
 pub mod random;
+pub mod traffic;
 pub mod whole;

@@ -51,7 +51,12 @@ impl Random {
 
 /// The seeds of a test: as many as `MESHC_CASES` says, else `normal`, from `MESHC_SEED` or 0 on.
 pub fn seeds(normal: u64) -> std::ops::Range<u64> {
+    seeds_by("MESHC_CASES", normal)
+}
+
+/// The same, as many as another variable says.
+pub fn seeds_by(variable: &str, normal: u64) -> std::ops::Range<u64> {
     let number = |name: &str| std::env::var(name).ok().and_then(|n| n.parse::<u64>().ok());
     let first = number("MESHC_SEED").unwrap_or(0);
-    first..first + number("MESHC_CASES").unwrap_or(normal)
+    first..first + number(variable).unwrap_or(normal)
 }

@@ -180,7 +180,59 @@ fn a_weight_on_split_tokens_sums_its_gradient() {
     on_every_rank(&out["grad.gamma"], 10.0);
     // One all_reduce for it, beside that of the loss.
     let calls = sharded.graph.nodes.iter().filter(|n| n.op == Op::Reshard);
-    let calls: usize =
-        calls.map(|n| moves(sharded.sharding(n.args[0]), sharded.sharding(n.results[0])).len()).sum();
+    let steps = |n: &ir::Node| {
+        moves(sharded.sharding(n.args[0]), sharded.sharding(n.results[0]), &sharded.mesh).len()
+    };
+    let calls: usize = calls.map(steps).sum();
     assert_eq!(calls, 2);
+}
+
+/// B10: pieces are ceil pieces, and a flattened dimension keeps those of its rows.
+#[test]
+fn a_flattened_dimension_keeps_the_pieces_of_its_rows() {
+    let text = "sharded mesh tp=4
+        place x [tp, _]
+        input x : f32 [a=6, b=256]
+        v0 = input(x) : -> a b : f32 6x256 micro | 0 forward
+        v1 = einsum v0 : a b -> (a b) : f32 1536 micro | 0 forward
+        v2 = exp v1 : n -> n : f32 1536 micro | 0 forward
+        tap(y) v2 : n -> | 0 forward";
+    let sharded = meshc_tests::meaning::sharded(ir::parse_sharded(text).unwrap());
+    assert!(sharded.graph.nodes.iter().all(|n| n.op != Op::Reshard), "nothing is moved");
+    let out = tapped(&sharded, Feeds::new());
+    assert_eq!(out["y"].iter().map(|t| t.data.len()).collect::<Vec<_>>(), [512, 512, 512, 0]);
+}
+
+/// B14: a linear layer over merged rows, tokens split; and 8 over 4 ranks, seen as 2 x 4.
+#[test]
+fn merged_rows_move_nothing() {
+    let text = "sharded mesh cp=2
+        place x [_, cp, _]
+        place w [_, _]
+        input x : f32 [b=2, s=4, d=8]
+        state w : f32 [d=8, f=8] parameter(trainable, decays) normal(0.1)
+        v0 = input(x) : -> b s d : f32 2x4x8 micro | 0 forward
+        v1 = state(w) : -> d f : f32 8x8 | 0 forward
+        v2 = einsum v0 : b s d -> (b s) d : f32 8x8 micro | 0 forward
+        v3 = einsum v2, v1 : n d, d f -> n f : f32 8x8 micro | 0 forward
+        v4 = einsum v3 : (b s) f -> b s f : f32 2x4x8 micro | 0 forward
+        tap(y) v4 : b s f -> | 0 forward";
+    let sharded = meshc_tests::meaning::sharded(ir::parse_sharded(text).unwrap());
+    assert!(sharded.graph.nodes.iter().all(|n| n.op != Op::Reshard), "nothing is moved");
+    let y = taps(&sharded.graph)["y"];
+    assert_eq!(sharded.sharding(y).show(&sharded.mesh), "[_, cp, _]");
+    tapped(&sharded, Feeds::new());
+
+    let text = "sharded mesh x=4
+        place v [x]
+        input v : f32 [a=8]
+        v0 = input(v) : -> a : f32 8 micro | 0 forward
+        v1 = einsum v0 : (p q) -> p q : f32 2x4 micro | 0 forward
+        v2 = exp v1 : p q -> p q : f32 2x4 micro | 0 forward
+        tap(y) v2 : p q -> | 0 forward";
+    let sharded = meshc_tests::meaning::sharded(ir::parse_sharded(text).unwrap());
+    assert_eq!(sharded.mesh.to_string(), "x=2.2");
+    assert!(sharded.graph.nodes.iter().all(|n| n.op != Op::Reshard), "nothing is moved");
+    let out = tapped(&sharded, Feeds::new());
+    assert!(out["y"].iter().all(|t| t.data.len() == 2));
 }

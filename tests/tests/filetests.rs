@@ -23,7 +23,7 @@ macro_rules! passes {
     };
 }
 
-passes! { autodiff optimizer untap simplify choose reshard lower fuse assign place }
+passes! { autodiff optimizer untap simplify atoms choose reshard lower fuse assign place }
 
 fn read(path: &Path) -> String {
     std::fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
@@ -137,6 +137,8 @@ fn rule(fault: &Fault) -> &'static str {
         Fault::Entry(..) => "entry",
         Fault::AssignedTwice(_) => "assigned twice",
         Fault::NoLookup(_) => "no lookup",
+        Fault::NotTopK(_) => "not top-k",
+        Fault::NoPairs(_) => "no pairs",
         Fault::PartOrder(..) => "part order",
         Fault::Dims { .. } => "dims",
         Fault::AxisTwice(..) => "axis twice",
@@ -147,7 +149,7 @@ fn rule(fault: &Fault) -> &'static str {
     }
 }
 
-const RULES: [&str; 25] = [
+const RULES: [&str; 27] = [
     "use before def",
     "defined",
     "arity",
@@ -166,6 +168,8 @@ const RULES: [&str; 25] = [
     "entry",
     "assigned twice",
     "no lookup",
+    "not top-k",
+    "no pairs",
     "part order",
     "dims",
     "axis twice",

@@ -1,8 +1,10 @@
 //! The rules that no compiler checks: how files look, who knows whom, where each pass has its file and its cases. All
 //! findings of a kind are reported at once.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+
+use ir::{Binary, Op, Unary};
 
 /// Which crates each may depend on; anything that is not here may not be a crate.
 const EDGES: &[(&str, &[&str])] = &[
@@ -188,6 +190,56 @@ fn every_pass_has_its_file_and_two_cases() {
         }
     }
     none(findings);
+}
+
+/// Every op, by its name in the text form; the compiler asks for a new one in the match, which stands beside the list.
+fn ops() -> BTreeSet<String> {
+    let name = || "x".into();
+    let mut ops = vec![Op::Input(name()), Op::State(name()), Op::Assign(name()), Op::Tap(name())];
+    ops.extend([
+        Op::Const(1.0),
+        Op::Iota,
+        Op::Einsum { scale: 1.0 },
+        Op::Add,
+        Op::ReduceMax,
+        Op::TopK,
+        Op::Select,
+    ]);
+    ops.extend([Op::Gather, Op::Scatter, Op::Cast, Op::Accumulate, Op::Reshard]);
+    ops.extend(Unary::ALL.map(Op::Unary));
+    ops.extend(Binary::ALL.map(Op::Binary));
+    let text = |op: Op| match op {
+        Op::Input(_) | Op::State(_) | Op::Const(_) | Op::Assign(_) | Op::Tap(_) => {
+            op.to_string().split('(').next().unwrap_or("").to_string()
+        }
+        Op::Iota
+        | Op::Einsum { .. }
+        | Op::Add
+        | Op::ReduceMax
+        | Op::TopK
+        | Op::Unary(_)
+        | Op::Binary(_)
+        | Op::Select
+        | Op::Gather
+        | Op::Scatter
+        | Op::Cast
+        | Op::Accumulate
+        | Op::Reshard => op.to_string(),
+    };
+    ops.into_iter().map(text).collect()
+}
+
+#[test]
+fn every_op_is_run_by_every_backend() {
+    let mut run = BTreeSet::new();
+    for path in files(&root().join("tests/filetests/run")) {
+        for line in read(&path).lines().filter(|l| l.contains(" | ")) {
+            let call = line.split_once(" = ").map_or(line, |(_, call)| call);
+            run.extend(call.split([' ', '(']).next().map(str::to_string));
+        }
+    }
+    let missing = ops().into_iter().filter(|op| !run.contains(op));
+    none(missing.map(|op| format!("tests/filetests/run: no case has the op {op}")).collect());
 }
 
 #[test]

@@ -90,7 +90,7 @@ fn performs(apply: pairs::Performs) -> Broken {
 }
 
 /// Other moves lead from one sharding to another.
-fn leads(moves: fn(&Sharding, &Sharding) -> Vec<Move>) -> Broken {
+fn leads(moves: fn(&Sharding, &Sharding, &Mesh) -> Vec<Move>) -> Broken {
     Broken::Move(pairs::Rules { moves: Box::new(moves), ..pairs::Rules::default() })
 }
 

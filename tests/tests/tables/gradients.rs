@@ -232,6 +232,12 @@ fn no_gradient_flows_through_stop() {
     let mut graph = build(&row("stop", &["a c"], |m, p| m.unary(Unary::Stop, &p[0])));
     autodiff(&mut graph);
     assert_eq!(graph.gradients, []);
+    let mut graph = build(&row("top_k", &["a c v"], |m, p| {
+        let pairs = m.top_k(&p[0], "v", "b");
+        m.top_values(&pairs)
+    }));
+    autodiff(&mut graph);
+    assert_eq!(graph.gradients, []);
     let mut graph = build(&row("stop", &["a c"], |m, p| {
         let stopped = m.unary(Unary::Stop, &p[0]);
         m.mul(&[&p[0], &stopped])
@@ -253,11 +259,12 @@ fn every_op_with_a_gradient_is_in_the_table() {
         }
         Op::Unary(u) => *u != Unary::Stop,
         Op::Binary(b) => !b.is_comparison(),
-        // Constants have none, and sums over micro-batches come after autodiff.
+        // Constants and places have none, and sums over micro-batches come after autodiff.
         Op::Input(_)
         | Op::State(_)
         | Op::Const(_)
         | Op::Iota
+        | Op::TopK
         | Op::Accumulate
         | Op::Reshard
         | Op::Assign(_)

@@ -6,13 +6,13 @@ use meshc_tests::random::Random;
 use runtime::lockstep::apply;
 use runtime::tensor::Tensor;
 
-use crate::spread::{spread, whole};
+use crate::spread::{pairs, spread, whole};
 
 /// What a move does to the pieces of all ranks.
 pub type Performs = fn(&Move, &[Tensor<f64>], &Mesh) -> Vec<Tensor<f64>>;
 
 /// What leads from one sharding to another.
-pub type Leads = dyn Fn(&Sharding, &Sharding) -> Vec<Move>;
+pub type Leads = dyn Fn(&Sharding, &Sharding, &Mesh) -> Vec<Move>;
 
 /// What is held against cutting: the moves, and what one does to the pieces of all ranks.
 pub struct Rules {
@@ -41,17 +41,21 @@ const TABLE: &[(&str, &[usize])] = &[
     ("x=2,y=2,z=2", &[2, 3, 2]),
 ];
 
-/// Every sharding of a tensor with so many dimensions.
-fn shardings(dims: usize, mesh: &Mesh) -> Vec<Sharding> {
+/// The same for blocks of pairs: what lies outside of a block, and how many pairs it has.
+const PAIRS: &[(&str, &[usize], usize)] =
+    &[("x=3", &[], 2), ("x=2,y=2", &[3], 1), ("x=3,y=2", &[4], 3), ("x=2,y=1,z=2", &[3, 2], 2)];
+
+/// Every sharding of a tensor with so many dimensions, partial in these ways.
+fn shardings(dims: usize, mesh: &Mesh, ways: &[Reduce]) -> Vec<Sharding> {
     let mut all = vec![Sharding::replicated(dims)];
     for axis in mesh.all() {
-        all = all.iter().flat_map(|s| with(s, axis)).collect();
+        all = all.iter().flat_map(|s| with(s, axis, ways)).collect();
     }
     all
 }
 
 /// The ways in which a sharding that does not name `axis` can name it or not.
-fn with(sharding: &Sharding, axis: Axis) -> Vec<Sharding> {
+fn with(sharding: &Sharding, axis: Axis, ways: &[Reduce]) -> Vec<Sharding> {
     let mut out = vec![sharding.clone()];
     for (dim, axes) in sharding.dims.iter().enumerate() {
         for place in 0..=axes.len() {
@@ -60,9 +64,9 @@ fn with(sharding: &Sharding, axis: Axis) -> Vec<Sharding> {
             out.push(next);
         }
     }
-    for reduce in [Reduce::Sum, Reduce::Max] {
+    for reduce in ways {
         let mut next = sharding.clone();
-        next.partial.push((axis, reduce));
+        next.partial.push((axis, *reduce));
         next.partial.sort();
         out.push(next);
     }
@@ -77,7 +81,7 @@ fn check_pair(
     mesh: &Mesh,
     rules: &Rules,
 ) -> Result<(), String> {
-    let steps = (rules.moves)(from, to);
+    let steps = (rules.moves)(from, to, mesh);
     let shown: Vec<String> = steps.iter().map(|m| m.show(mesh)).collect();
     let pair = || format!("{} to {} on {mesh}: {}", from.show(mesh), to.show(mesh), shown.join(" "));
     let at = steps.iter().fold(from.clone(), |at, step| step.after(&at));
@@ -101,6 +105,7 @@ fn check_pair(
         Move::AllReduce { .. }
         | Move::ReduceScatter { .. }
         | Move::AllToAll { .. }
+        | Move::Permute { .. }
         | Move::Slice { .. }
         | Move::ToPartial { .. } => same_but_axes(&two[0], &two[1]),
     };
@@ -126,11 +131,13 @@ fn same_but_axes(a: &Move, b: &Move) -> bool {
         }
         (Move::AllGather { dim: d, .. }, Move::AllGather { dim: e, .. }) => d == e,
         (Move::Slice { dim: d, .. }, Move::Slice { dim: e, .. }) => d == e,
+        (Move::Permute { .. }, Move::Permute { .. }) => true,
         (
             Move::AllReduce { .. }
             | Move::ReduceScatter { .. }
             | Move::AllGather { .. }
             | Move::AllToAll { .. }
+            | Move::Permute { .. }
             | Move::Slice { .. }
             | Move::ToPartial { .. },
             _,
@@ -144,20 +151,36 @@ fn same_but_axes(a: &Move, b: &Move) -> bool {
 /// The first pair that is wrong.
 pub fn check(rules: &Rules) -> Result<(), String> {
     for (mesh, shape) in TABLE {
-        let mesh = Mesh::parse(mesh).unwrap_or_else(|e| panic!("{e}"));
         let random = &mut Random::new(shape.len() as u64);
         let tensor = Tensor::from_fn(shape, |_| random.number());
-        let all: Vec<(Sharding, Vec<Tensor<f64>>)> = shardings(shape.len(), &mesh)
-            .into_iter()
-            .map(|s| {
-                let pieces = spread(&tensor, &s, &mesh, random);
-                (s, pieces)
-            })
-            .collect();
-        for (from, pieces) in &all {
-            for (to, goal) in &all {
-                check_pair((from, pieces), (to, goal), &tensor, &mesh, rules)?;
-            }
+        check_all(mesh, &tensor, &[Reduce::Sum, Reduce::Max], rules, random)?;
+    }
+    for (mesh, outer, k) in PAIRS {
+        let random = &mut Random::new(outer.len() as u64);
+        let tensor = pairs(outer, *k, random);
+        check_all(mesh, &tensor, &[Reduce::Top], rules, random)?;
+    }
+    Ok(())
+}
+
+fn check_all(
+    mesh: &str,
+    tensor: &Tensor<f64>,
+    ways: &[Reduce],
+    rules: &Rules,
+    random: &mut Random,
+) -> Result<(), String> {
+    let mesh = Mesh::parse(mesh).unwrap_or_else(|e| panic!("{e}"));
+    let mut all: Vec<(Sharding, Vec<Tensor<f64>>)> = Vec::new();
+    for sharding in shardings(tensor.shape.len(), &mesh, ways) {
+        if !sharding.merges() || sharding.has_pairs(&tensor.shape) {
+            let pieces = spread(tensor, &sharding, &mesh, random);
+            all.push((sharding, pieces));
+        }
+    }
+    for (from, pieces) in &all {
+        for (to, goal) in &all {
+            check_pair((from, pieces), (to, goal), tensor, &mesh, rules)?;
         }
     }
     Ok(())
@@ -172,7 +195,7 @@ fn every_pair_of_shardings_is_reached() {
 fn a_tensor_has_so_many_shardings() {
     let mesh = Mesh::parse("x=2,y=2").unwrap();
     // Each axis nowhere, in one of two dimensions or partial in two ways, and both in one dimension in two orders.
-    assert_eq!(shardings(2, &mesh).len(), 5 * 5 + 2);
+    assert_eq!(shardings(2, &mesh, &[Reduce::Sum, Reduce::Max]).len(), 5 * 5 + 2);
 }
 
 #[test]
@@ -193,9 +216,15 @@ fn several_axes_are_one_call() {
         ("[x, y]", "[_, x]", "all_gather(y, dim 1) all_to_all(x, dim 0 to 1)"),
         ("[_, _] partial(x, max y)", "[_, _]", "all_reduce(x) all_reduce(max y)"),
         ("[_, _]", "[_, _] partial(x)", "to_partial(x)"),
+        ("[x, y]", "[y, x]", "permute(x.y to y.x)"),
+        ("[x.y, _]", "[y.x, _]", "permute(x.y to y.x)"),
+        ("[x, _]", "[y, _]", "permute(x.y to y.x)"),
+        ("[x, _]", "[y.x, _]", "permute(x.y to y.x) slice(x, dim 0)"),
+        ("[_, _, _] partial(top x)", "[x, _, _]", "reduce_scatter(top x, dim 0)"),
+        ("[_, _, _] partial(top x)", "[_, x, _]", "all_reduce(top x) slice(x, dim 1)"),
     ] {
         let read = |text| Sharding::parse(text, &mesh).unwrap();
-        let shown: Vec<String> = moves(&read(from), &read(to)).iter().map(|m| m.show(&mesh)).collect();
+        let shown: Vec<String> = moves(&read(from), &read(to), &mesh).iter().map(|m| m.show(&mesh)).collect();
         assert_eq!(shown.join(" "), needed, "{from} to {to}");
     }
 }

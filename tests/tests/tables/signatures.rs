@@ -3,7 +3,7 @@
 use ir::graph::{Graph, Mark, NewNode};
 use ir::rows::{Layout, Row, Strategy, layout, rows};
 use ir::state::Input;
-use ir::{Axis, Binary, DType, Mesh, Node, Op, Part, Signature, Unary, Value, extent, verify};
+use ir::{Axis, Binary, DType, FactorKind, Mesh, Node, Op, Part, Signature, Unary, Value, extent, verify};
 use meshc_tests::meaning::expect;
 use meshc_tests::random::{Random, seeds};
 use runtime::eval::eval;
@@ -67,6 +67,14 @@ fn signatures(op: &Op) -> &'static [&'static str] {
             "(a b), a b, b -> a b",
         ],
         Op::ReduceMax => &["a b -> a", "a b c -> b", "a -> ()", "a b -> b a", "(a b) -> a", "a b -> a c"],
+        Op::TopK => &[
+            "b v -> b k two",
+            "v -> k two",
+            "v b -> b k two",
+            "a v b -> b a k two",
+            "(a v) b -> a b k two",
+            "a v b -> (b a) k two",
+        ],
         Op::Unary(_) => &["a b -> a b", "a b -> b a", "() -> ()", "(a b) -> a b"],
         Op::Binary(_) => &["a, a -> a", "a b, b -> a b", "b, a b -> a b", "(), a -> a", "a, b -> a b"],
         Op::Select => &["a, a, a -> a", "a, (), b -> a b", "a b, a, () -> a b", "(), a, b -> a b"],
@@ -94,7 +102,7 @@ fn signatures(op: &Op) -> &'static [&'static str] {
 
 /// Every op that computes something.
 pub fn ops() -> Vec<Op> {
-    let mut ops = vec![Op::Const(-3.5), Op::Iota, Op::Add, Op::ReduceMax, Op::Select];
+    let mut ops = vec![Op::Const(-3.5), Op::Iota, Op::Add, Op::ReduceMax, Op::TopK, Op::Select];
     ops.extend([Op::Gather, Op::Scatter, Op::Cast, Op::Accumulate]);
     ops.extend([1.0, -0.5].map(|scale| Op::Einsum { scale }));
     ops.extend(Unary::ALL.map(Op::Unary));
@@ -118,7 +126,9 @@ impl Case {
     fn draw(op: &Op, text: &str, random: &mut Random) -> Case {
         let signature = Signature::parse(text).unwrap_or_else(|e| panic!("{e}"));
         let size = |random: &mut Random| *random.pick(&[0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 6, 7]);
-        let sizes: Vec<usize> = signature.factors.iter().map(|_| size(random)).collect();
+        let pair = |f: usize| op.kind(&signature, f) == FactorKind::Whole && f + 1 == signature.factors.len();
+        let of = |f| if pair(f) { 2 } else { size(random) };
+        let sizes: Vec<usize> = (0..signature.factors.len()).map(of).collect();
         let mut graph = Graph::default();
         for (i, dims) in signature.args.iter().enumerate() {
             let shape = Signature::shape(dims, &sizes);
@@ -229,7 +239,10 @@ fn result_type(op: &Op, random: &mut Random) -> DType {
 
 /// An element of operand `i`: in the range of the function, of both signs where that has them.
 fn number(op: &Op, i: usize, looked_up: usize, random: &mut Random) -> f64 {
-    let few = matches!(op, Op::Binary(Binary::Eq | Binary::Ge | Binary::Max | Binary::Min) | Op::ReduceMax);
+    let few = matches!(
+        op,
+        Op::Binary(Binary::Eq | Binary::Ge | Binary::Max | Binary::Min) | Op::ReduceMax | Op::TopK
+    );
     match operand_type(op, i) {
         DType::Bool => random.below(2) as f64,
         // Some are outside the range: they look up nothing.

@@ -41,6 +41,12 @@ fn kinds() -> Vec<(&'static str, Broken)> {
             }),
         ),
         ("a largest of pieces is whole", follows(Op::ReduceMax, |l| l.results[0].partial.clear())),
+        ("the best of pieces are whole", follows(Op::TopK, |l| l.results[0].partial.clear())),
+        (
+            "the best of pieces are the largest numbers",
+            follows(Op::TopK, |l| l.results[0].partial.iter_mut().for_each(|(_, r)| *r = Reduce::Max)),
+        ),
+        ("a search without its rank's offset", kernel(|n, r, a| from_zero(&Op::TopK, n, r, a))),
         ("a contraction of pieces is whole", follows(EINSUM, |l| l.results[0].partial.clear())),
         ("a gather from a split table is whole", follows(Op::Gather, |l| l.results[0].partial.clear())),
         ("a scatter of split rows is whole", follows(Op::Scatter, |l| l.results[0].partial.clear())),
@@ -84,31 +90,47 @@ fn steps() -> Vec<(&'static str, Broken)> {
             }),
         ),
         (
+            "all_reduce takes the largest numbers of pairs",
+            performs(|step, pieces, mesh| {
+                let Move::AllReduce { axes, reduce: Reduce::Top } = step else {
+                    return apply(step, pieces, mesh);
+                };
+                apply(&Move::AllReduce { axes: axes.clone(), reduce: Reduce::Max }, pieces, mesh)
+            }),
+        ),
+        (
+            "permute sends a block where one comes from",
+            performs(|step, pieces, mesh| {
+                let Move::Permute { axes, to } = step else { return apply(step, pieces, mesh) };
+                apply(&Move::Permute { axes: to.clone(), to: axes.clone() }, pieces, mesh)
+            }),
+        ),
+        (
             "to_partial leaves every copy",
             performs(|step, pieces, mesh| {
                 if let Move::ToPartial { .. } = step { pieces.to_vec() } else { apply(step, pieces, mesh) }
             }),
         ),
-        ("nothing moves", leads(|_, _| Vec::new())),
+        ("nothing moves", leads(|_, _, _| Vec::new())),
         (
             "a detour leads through a partial value",
-            leads(|from, to| {
+            leads(|from, to, mesh| {
                 let whole = Sharding::replicated(to.dims.len());
                 if from == to || from.partial.is_empty() {
-                    return moves(from, to);
+                    return moves(from, to, mesh);
                 }
                 let partial = Sharding { partial: from.partial.clone(), ..whole.clone() };
-                [moves(from, &whole), moves(&whole, &partial), moves(&partial, to)].concat()
+                [moves(from, &whole, mesh), moves(&whole, &partial, mesh), moves(&partial, to, mesh)].concat()
             }),
         ),
         (
             "a call for each axis",
-            leads(|from, to| {
+            leads(|from, to, mesh| {
                 let each = |step: Move| {
                     let Move::AllReduce { axes, reduce } = step else { return vec![step] };
                     axes.iter().map(|a| Move::AllReduce { axes: vec![*a], reduce }).collect()
                 };
-                moves(from, to).into_iter().flat_map(each).collect()
+                moves(from, to, mesh).into_iter().flat_map(each).collect()
             }),
         ),
     ]

@@ -1,0 +1,182 @@
+//! Every rule of programs is reported where it is broken: a case for each, with `; error:` behind the line at fault; and
+//! what the text cannot say, as a change.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use ir::kernel::{Body, Step};
+use ir::program::{Instruction, Program};
+use ir::verify_program::{ProgramFault, verify_program};
+use ir::{Reduce, parse_program};
+
+/// The rule's name; a new rule needs a line here, in [`RULES`], and a case.
+fn rule(fault: &ProgramFault) -> &'static str {
+    match fault {
+        ProgramFault::Operands { .. } => "operands",
+        ProgramFault::Type(..) => "type",
+        ProgramFault::Extent { .. } => "extent",
+        ProgramFault::Dims(..) => "dims",
+        ProgramFault::Undefined(..) => "undefined",
+        ProgramFault::RowOfRow(_) => "row of row",
+        ProgramFault::StoreLacks(..) => "store lacks",
+        ProgramFault::Move { .. } => "move",
+        ProgramFault::NoMove { .. } => "no move",
+        ProgramFault::NoPairs { .. } => "no pairs",
+        ProgramFault::PairsOfMap(_) => "pairs of map",
+        ProgramFault::TopK(..) => "top-k",
+        ProgramFault::Unlike(..) => "unlike",
+        ProgramFault::NotWaited(_) => "not waited",
+        ProgramFault::NotStarted(_) => "not started",
+        ProgramFault::InFlight(..) => "in flight",
+        ProgramFault::NotWritten(_) => "not written",
+        ProgramFault::Overwritten(..) => "overwritten",
+        ProgramFault::Outside(..) => "outside",
+        ProgramFault::Partial(..) => "partial",
+        ProgramFault::Missing(..) => "missing",
+        ProgramFault::Call(..) => "call",
+    }
+}
+
+const RULES: [&str; 22] = [
+    "operands",
+    "type",
+    "extent",
+    "dims",
+    "undefined",
+    "row of row",
+    "store lacks",
+    "move",
+    "no move",
+    "no pairs",
+    "pairs of map",
+    "top-k",
+    "unlike",
+    "not waited",
+    "not started",
+    "in flight",
+    "not written",
+    "overwritten",
+    "outside",
+    "partial",
+    "missing",
+    "call",
+];
+
+/// What the comments `; error: ...` of a text say, each at the place of its line: the stage for a buffer, the segment
+/// for its head, the instruction for all its lines, the call.
+fn expected(text: &str) -> BTreeSet<String> {
+    let mut all = BTreeSet::new();
+    let (mut segment, mut instruction, mut calls, mut in_map) = (String::new(), 0, 0, false);
+    for line in text.lines() {
+        let mut parts = line.split("; error: ");
+        let head = parts.next().unwrap_or("").trim();
+        let mut at = "stage 0".to_string();
+        if let Some(letter) = head.strip_prefix("segment ") {
+            segment = format!("stage 0, segment {letter}");
+            instruction = 0;
+            at.clone_from(&segment);
+        } else if head.starts_with("call ") {
+            at = format!("stage 0, call {calls}");
+            calls += 1;
+        } else if !segment.is_empty() && !head.is_empty() {
+            at = format!("{segment}, instruction {instruction}");
+            in_map = head.ends_with('{') || in_map && head != "}";
+            instruction += usize::from(!in_map);
+        }
+        all.extend(parts.map(|message| format!("{at}: {}", message.trim())));
+    }
+    all
+}
+
+/// What the verifier says, without the call in which it happens.
+fn found(program: &Program, seen: &mut BTreeSet<&'static str>) -> BTreeSet<String> {
+    let errors = verify_program(program).err().unwrap_or_default();
+    seen.extend(errors.iter().map(|e| rule(&e.kind)));
+    let place =
+        |at: &str| match at.split_once(", call ").and_then(|(s, rest)| Some((s, rest.split_once(", ")?.1))) {
+            Some((stage, rest)) => format!("{stage}, {rest}"),
+            None => at.to_string(),
+        };
+    errors.iter().map(|e| format!("{}: {}", place(&e.at), e.kind)).collect()
+}
+
+/// Breaks a rule of a legal program.
+type Change = fn(&mut Program);
+
+/// What the text form cannot say, since reading it keeps these rules: a change of [`LEGAL`], and what is reported.
+const UNWRITABLE: &[(Change, &str)] = &[
+    (
+        |p| step(p, 1, Step::Row(Reduce::Top, 0)),
+        "stage 0, segment F, instruction 1: step 1 combines single numbers by merging pairs",
+    ),
+    (
+        |p| step(p, 1, Step::Iota(7)),
+        "stage 0, segment F, instruction 1: step 1 names loop 7, which is not defined before it",
+    ),
+    (
+        |p| step(p, 1, Step::Load { read: 0, access: vec![vec![7]] }),
+        "stage 0, segment F, instruction 1: step 0 names loop 7, which is not defined before it",
+    ),
+    (
+        |p| step(p, 1, Step::Load { read: 3, access: vec![vec![0]] }),
+        "stage 0, segment F, instruction 1: the kernel has 1 operands, the launch gives 0",
+    ),
+    (
+        |p| p.stages[0].calls[0].segment = 4,
+        "stage 0, call 0: calls segment 4 in slot 0, of 1 segments and 1 slots",
+    ),
+    (
+        |p| {
+            p.stages[0].calls.clear();
+            p.stages[0].sizes[3] = 64;
+        },
+        "stage 0: b1 of 16 bytes at 64 does not lie in its region of 64 bytes, or is not aligned",
+    ),
+];
+
+/// One launch.
+const LEGAL: &str = "program mesh x=2 microbatches 1
+input a : f32 [a=4]
+stage 0 slots 1 sizes 0 0 0 128
+b0 = f32 4 @ [_] scratch+0
+b1 = f32 4 @ [_] scratch+64
+segment F
+  feed a -> b0
+  launch b0 -> b1 map [ | a=4] (f32) -> (f32) {
+    r0 = load 0 [a]
+    r1 = exp r0
+    store 0 [a] r0
+  }
+call F 0 slot 0
+";
+
+/// Another step in the place of one of the map.
+fn step(program: &mut Program, at: usize, new: Step) {
+    if let Instruction::Launch { kernel, .. } = &mut program.stages[0].segments[0].instructions[1]
+        && let Body::Map(map) = &mut kernel.body
+    {
+        map.steps[at] = new;
+    }
+}
+
+fn read(text: &str) -> Program {
+    parse_program(text).unwrap_or_else(|e| panic!("{e}"))
+}
+
+#[test]
+fn every_broken_rule_is_reported_where_it_is_broken() {
+    let mut seen = BTreeSet::new();
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("filetests/verify_program");
+    for entry in std::fs::read_dir(&folder).unwrap() {
+        let path = entry.unwrap().path();
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert_eq!(found(&read(&text), &mut seen), expected(&text), "{}", path.display());
+    }
+    for (change, needed) in UNWRITABLE {
+        let mut program = read(LEGAL);
+        assert_eq!(found(&program, &mut seen), BTreeSet::new());
+        change(&mut program);
+        assert_eq!(found(&program, &mut seen), BTreeSet::from([needed.to_string()]));
+    }
+    assert_eq!(seen, RULES.into_iter().collect(), "a rule that no case breaks");
+}
