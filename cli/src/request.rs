@@ -9,6 +9,7 @@ use models::{Config, Shape};
 use passes::{Compiled, Trace, compile};
 use planner::cluster::Cluster;
 use planner::conventions::{AXES, places, refine};
+use planner::even::uneven;
 use planner::rules;
 
 use crate::args::{Mode, SplitArgs};
@@ -223,13 +224,25 @@ fn check_constraints(graph: &Graph, mesh: &Mesh, lines: &[usize]) -> Result<(), 
         let c = &graph.constraints[i];
         let dim = |d: &Vec<Name>| if d.is_empty() { "_".to_string() } else { d.join(".") };
         let line = lines.get(i).map_or(String::new(), |l| format!("line {l}: "));
-        format!("{line}`constrain {} [{}]`", c.value, c.dims.iter().map(dim).collect::<Vec<_>>().join(", "))
+        let even = if c.even { " even" } else { "" };
+        format!(
+            "{line}`constrain {} [{}]{even}`",
+            c.value,
+            c.dims.iter().map(dim).collect::<Vec<_>>().join(", ")
+        )
     };
     for (i, c) in graph.constraints.iter().enumerate() {
         let known = |a: &&Name| mesh.find(a).is_some() || AXES.iter().any(|(n, _)| *n == &***a);
         if let Some(axis) = c.dims.iter().flatten().find(|a| !known(a)) {
             let message = format!("{}: neither the mesh `{mesh}` nor meshc has an axis {axis}", show(i));
             return Err(Failure::Request(message));
+        }
+        for (dim, axes) in c.dims.iter().enumerate().filter(|_| c.even) {
+            let axes: Vec<_> = axes.iter().filter_map(|a| mesh.find(a)).flatten().collect();
+            let what = format!("dimension {dim} of {}", c.value);
+            if let Some(wrong) = uneven(&what, graph.shape(c.value)[dim], &axes, mesh) {
+                return Err(Failure::Request(format!("{}: {wrong}", show(i))));
+            }
         }
         let other =
             (0..i).find(|o| graph.constraints[*o].value == c.value && graph.constraints[*o].dims != c.dims);

@@ -266,7 +266,10 @@ fn rules_that_cannot_be_kept_name_both_places() {
         ("lm_head.weights: v = tp", &["my.rules:1", "like `lm_head.weights`", "inputs"]),
         ("lm_head.weight: f = tp", &["my.rules:1", "tensor like `lm_head.weight`", "d, v"]),
         // 101 words over 2 ranks.
-        ("v = tp even", &["my.rules:1", "dimension v of", "size 101", "tp=2", "pieces of 51, 50", "`_`"]),
+        (
+            "v = tp even",
+            &["my.rules:1", "dimension v of", "size 101", "tp=2", "uneven pieces (51, 50)", "`_`"],
+        ),
         ("f tp", &["my.rules:1: `f tp` is no rule"]),
     ];
     for (text, words) in rows {
@@ -314,6 +317,13 @@ tap(y) v1 : a b -> | 0 forward
         ("constrain v1 [tp, tp]", 2, &["constrain v1", "axis tp twice"]),
         ("constrain v1 [tp]", 2, &["constrain v1", "2 dimensions", "constraint has 1"]),
         ("constrain v1 [xp, _]", 2, &["line 6", "axis xp"]),
+        // B12: 5 over 2, equal pieces asked for.
+        (
+            "constrain v1 [tp, _] even",
+            2,
+            &["line 6", "dimension 0 of v1 has size 5", "tp=2", "(3, 2)", "dp=2 (3, 2)"],
+        ),
+        ("constrain v1 [_, tp] even", 0, &["x on mesh dp=2,tp=2"]),
         ("constrain v9 [tp, _]", 2, &["line 6", "v9 is not defined"]),
     ];
     for (lines, status, words) in rows {

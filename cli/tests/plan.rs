@@ -76,7 +76,7 @@ fn a_plan_file_is_shown_and_checked() {
     let said = String::from_utf8_lossy(&done.stderr).into_owned();
     assert_eq!(done.status.code(), Some(1), "{said}");
     assert!(
-        said.contains("stage 0, segment F, instruction") && said.contains("all_reduce(dp) leads from"),
+        said.contains("stage 0, segment F, instruction") && said.contains("all_reduce(dp) is no move of"),
         "{said}"
     );
 }
@@ -105,6 +105,7 @@ fn trace_prints_each_pass_once() {
             "optimizer",
             "untap",
             "simplify",
+            "atoms",
             "choose",
             "reshard",
             "lower",

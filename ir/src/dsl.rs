@@ -446,13 +446,17 @@ impl Model {
         Tensor { value: x.value, dims }
     }
 
-    /// Asks for a sharding, as in `[dp, _, tp]`: it holds for the value, and for its gradient.
+    /// Asks for a sharding, as in `[dp, _, tp]`: it holds for the value, and for its gradient. `[dp, _, tp] even` refuses
+    /// pieces of unequal sizes.
     #[track_caller]
     pub fn constrain(&mut self, x: &Tensor, dims: &str) {
-        let inner = dims.trim().strip_prefix('[').and_then(|d| d.strip_suffix(']'));
+        let (axes, even) =
+            dims.trim().strip_suffix(" even").map_or((dims.trim(), false), |d| (d.trim(), true));
+        let inner = axes.strip_prefix('[').and_then(|d| d.strip_suffix(']'));
         let entries: Vec<Vec<Name>> = inner
             .unwrap_or("")
             .split(',')
+            .take(if x.dims.is_empty() { 0 } else { usize::MAX })
             .map(|d| d.trim().split('.').filter(|n| *n != "_" && !n.is_empty()).map(Name::from).collect())
             .collect();
         if inner.is_none() || entries.len() != x.dims.len() {
@@ -475,7 +479,7 @@ impl Model {
             return;
         }
         self.constrained.push(Location::caller());
-        self.graph.constraints.push(Constraint { value: x.value, dims: entries });
+        self.graph.constraints.push(Constraint { value: x.value, dims: entries, even });
     }
 
     /// Hands a value to the host after each step.

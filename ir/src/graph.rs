@@ -155,6 +155,8 @@ pub struct Constraint {
     pub value: Value,
     /// For each dimension the axes, outermost first.
     pub dims: Vec<Vec<Name>>,
+    /// Whether pieces of unequal sizes are refused.
+    pub even: bool,
 }
 
 /// A graph of ops on whole tensors.
@@ -301,7 +303,7 @@ impl Rewrite {
         self.graph.gradients = old.gradients.iter().map(|(n, v)| (n.clone(), self.at(*v))).collect();
         let constraints = old.constraints.iter();
         self.graph.constraints = constraints
-            .filter_map(|c| Some(Constraint { value: self.now[c.value.index()]?, dims: c.dims.clone() }))
+            .filter_map(|c| Some(Constraint { value: self.now[c.value.index()]?, ..c.clone() }))
             .collect();
         self.graph
     }

@@ -145,7 +145,7 @@ fn rewrite(sharded: &mut ShardedGraph, atoms: &Atoms) {
         let first = |(axes, atoms): (&Vec<Name>, &Vec<usize>)| {
             (0..atoms.len()).map(|i| if i == 0 { axes.clone() } else { Vec::new() }).collect::<Vec<_>>()
         };
-        *c = Constraint { value: c.value, dims: dims.flat_map(first).collect() };
+        *c = Constraint { value: c.value, dims: dims.flat_map(first).collect(), even: c.even };
     }
     sharded.graph = graph;
 }

@@ -4,6 +4,7 @@ pub mod check;
 pub mod cluster;
 pub mod conventions;
 pub mod cost;
+pub mod even;
 pub mod names;
 pub mod numeric;
 pub mod plan;

@@ -14,6 +14,7 @@ use std::collections::BTreeMap;
 use ir::{Axis, Graph, Mesh, Name, Sharding};
 
 use crate::conventions::AXES;
+use crate::even::uneven;
 
 /// Rules of a file.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -102,21 +103,12 @@ pub enum RuleError {
         second: String,
     },
     /// Pieces that would not be equal.
-    #[error(
-        "{at}: {what} has size {size}, which does not divide over {split} into equal pieces; leave out `even` for \
-         pieces of {uneven}, replicate it with `_`, or use an axis whose size divides it"
-    )]
+    #[error("{at}: {what}")]
     Uneven {
         /// File and line.
         at: String,
-        /// The dimension and its tensor.
+        /// What is, and what would work.
         what: String,
-        /// Its size.
-        size: usize,
-        /// The axes and their size.
-        split: String,
-        /// The sizes of uneven pieces.
-        uneven: String,
     },
 }
 
@@ -278,20 +270,11 @@ impl Rules {
         axes: &[Axis],
         mesh: &Mesh,
     ) -> Result<(), RuleError> {
-        let pieces = mesh.pieces(axes);
-        if !rule.even || size.is_multiple_of(pieces) {
-            return Ok(());
+        let what = uneven(&format!("dimension {dim} of {tensor}"), size, axes, mesh);
+        match what.filter(|_| rule.even) {
+            Some(what) => Err(RuleError::Uneven { at: self.at(rule), what }),
+            None => Ok(()),
         }
-        let ranks = mesh.group(0, axes);
-        let uneven =
-            ranks.iter().map(|r| ir::extent(size, axes, mesh, &mesh.coordinate(*r)).len().to_string());
-        Err(RuleError::Uneven {
-            at: self.at(rule),
-            what: format!("dimension {dim} of {tensor}"),
-            size,
-            split: format!("{}={pieces}", mesh.show(axes)),
-            uneven: uneven.collect::<Vec<_>>().join(", "),
-        })
     }
 }
 

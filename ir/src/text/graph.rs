@@ -56,7 +56,13 @@ fn write_tables(graph: &Graph, f: &mut fmt::Formatter<'_>) -> fmt::Result {
 fn write_ends(graph: &Graph, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     for c in &graph.constraints {
         let dim = |names: &Vec<Name>| if names.is_empty() { "_".to_string() } else { names.join(".") };
-        writeln!(f, "constrain {} [{}]", c.value, c.dims.iter().map(dim).collect::<Vec<_>>().join(", "))?;
+        let even = if c.even { " even" } else { "" };
+        writeln!(
+            f,
+            "constrain {} [{}]{even}",
+            c.value,
+            c.dims.iter().map(dim).collect::<Vec<_>>().join(", ")
+        )?;
     }
     graph.gradients.iter().try_for_each(|(name, v)| writeln!(f, "gradient {name} {v}"))?;
     graph.loss.iter().try_for_each(|l| writeln!(f, "loss {} / {}", l.sum, l.count))
@@ -226,12 +232,13 @@ impl Read {
 
     fn constrain(&mut self, text: &str) -> Result<(), String> {
         let (v, dims) = text.split_once(' ').ok_or("a constraint reads `constrain v7 [dp, _]`")?;
+        let (dims, even) = dims.trim().strip_suffix(" even").map_or((dims, false), |d| (d, true));
         let inner =
             dims.trim().strip_prefix('[').and_then(|d| d.strip_suffix(']')).ok_or("expected `[dp, _]`")?;
         let dim =
             |d: &str| d.trim().split('.').filter(|n| *n != "_" && !n.is_empty()).map(Name::from).collect();
         let dims = if inner.trim().is_empty() { Vec::new() } else { inner.split(',').map(dim).collect() };
-        self.graph.constraints.push(Constraint { value: value(v, &self.graph)?, dims });
+        self.graph.constraints.push(Constraint { value: value(v, &self.graph)?, dims, even });
         Ok(())
     }
 

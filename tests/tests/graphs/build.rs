@@ -171,7 +171,7 @@ impl Builder {
             let dim = self.dice.below(&format!("asked {axis}"), dims.len() + 1);
             dims.get_mut(dim).into_iter().for_each(|axes| axes.push(axis.as_str().into()));
         }
-        self.graph.constraints.push(Constraint { value: of.value, dims });
+        self.graph.constraints.push(Constraint { value: of.value, dims, even: false });
     }
 
     /// Taps of what nothing uses and of some of the rest, a loss, and what becomes of states.
