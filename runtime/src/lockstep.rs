@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use ir::{Graph, Mesh, Move, Name, Node, Op, ShardedGraph, Sharding, extent, moves, piece};
+use ir::{DType, Graph, Mesh, Move, Name, Node, Op, ShardedGraph, Sharding, extent, moves, piece};
 
 use crate::eval::eval;
 use crate::tensor::{Real, Tensor};
@@ -32,6 +32,7 @@ pub fn one_device<T: Real>(graph: &Graph, feeds: &Feeds<T>) -> Vec<Tensor<T>> {
         } else {
             eval(node, &ranges, &args)
         };
+        let value = if node.op == Op::Cast { cast(value, graph.ty(*result).dtype) } else { value };
         values[result.index()] = Some(value);
     }
     values.into_iter().flatten().collect()
@@ -59,13 +60,26 @@ pub fn run<T: Real>(sharded: &ShardedGraph, feeds: &Feeds<T>, kernel: Kernel<T>)
                 let sizes = node.sizes.iter().zip(split);
                 let ranges: Vec<Range<usize>> = sizes.map(|(n, axes)| extent(*n, axes, mesh, at)).collect();
                 let args: Vec<&Tensor<T>> = node.args.iter().map(|v| &values[v.index()][rank]).collect();
-                kernel(node, &ranges, &args)
+                let value = kernel(node, &ranges, &args);
+                if node.op == Op::Cast { cast(value, graph.ty(*result).dtype) } else { value }
             };
             at.iter().enumerate().map(one).collect()
         };
         values[result.index()] = out;
     }
     values
+}
+
+/// Numbers in another element type: toward 0 in integers, whether they are not 0 in truth values. Floats stay as they
+/// are, since what is computed here is exact.
+fn cast<T: Real>(mut tensor: Tensor<T>, dtype: DType) -> Tensor<T> {
+    let to: fn(f64) -> f64 = match dtype {
+        DType::F64 | DType::F32 | DType::F16 | DType::BF16 => return tensor,
+        DType::I64 | DType::I32 | DType::U32 => f64::trunc,
+        DType::Bool => |x| f64::from(x != 0.0),
+    };
+    tensor.data.iter_mut().for_each(|x| *x = T::of(to(x.get())));
+    tensor
 }
 
 /// The pieces of all ranks after the moves that lead from one sharding to another.
