@@ -252,6 +252,35 @@ impl Step {
         if let Step::Store { write, access, of } = self { Some((*write, access, *of)) } else { None }
     }
 
+    /// The operand and place that it writes, stored or combined, and what.
+    pub fn write(&self) -> Option<(usize, &Access, Register)> {
+        match self {
+            Step::Store { write, access, of } | Step::Accumulate { write, access, of, .. } => {
+                Some((*write, access, *of))
+            }
+            Step::Load { .. }
+            | Step::LoadAt { .. }
+            | Step::Const(_)
+            | Step::Iota(_)
+            | Step::Unary(..)
+            | Step::Binary(..)
+            | Step::Add(_)
+            | Step::Mul(..)
+            | Step::Select(..)
+            | Step::Cast(..)
+            | Step::Row(..) => None,
+        }
+    }
+
+    /// The operand and place that it reads, plainly or by an index.
+    pub fn read(&self) -> Option<(usize, &Access)> {
+        if let Step::Load { read, access } | Step::LoadAt { read, access, .. } = self {
+            Some((*read, access))
+        } else {
+            None
+        }
+    }
+
     /// Whether it combines over points.
     pub fn reduces(&self) -> bool {
         matches!(self, Step::Row(..) | Step::Accumulate { .. })
@@ -259,7 +288,7 @@ impl Step {
 
     /// Whether it defines a register.
     pub fn defines(&self) -> bool {
-        !matches!(self, Step::Store { .. } | Step::Accumulate { .. })
+        self.write().is_none()
     }
 }
 

@@ -282,8 +282,8 @@ impl Group {
         let Group { map, reads, writes, rows, once } = self;
         let mut live = vec![false; map.steps.len()];
         for (i, step) in map.steps.iter().enumerate().rev() {
-            if let Step::Store { write, .. } | Step::Accumulate { write, .. } = step {
-                live[i] = keep(writes[*write].0);
+            if let Some((write, ..)) = step.write() {
+                live[i] = keep(writes[write].0);
             }
             if live[i] {
                 step.uses().into_iter().for_each(|r| live[r] = true);

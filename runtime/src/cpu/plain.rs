@@ -73,22 +73,9 @@ fn map_of(map: &Map, ranges: &[Range<usize>], reads: &[Vec<f64>], writes: usize)
     let of_point = map.of_point();
     let mut out = vec![Vec::new(); writes];
     for step in &map.steps {
-        match step {
-            Step::Store { write, access, .. } => out[*write] = vec![0.0; elements(access, ranges)],
-            Step::Accumulate { write, access, reduce, .. } => {
-                out[*write] = vec![reduce.identity(); elements(access, ranges)];
-            }
-            Step::Load { .. }
-            | Step::LoadAt { .. }
-            | Step::Const(_)
-            | Step::Iota(_)
-            | Step::Unary(..)
-            | Step::Binary(..)
-            | Step::Add(_)
-            | Step::Mul(..)
-            | Step::Select(..)
-            | Step::Cast(..)
-            | Step::Row(..) => {}
+        if let Some((write, access, _)) = step.write() {
+            let start = step.reduce().map_or(0.0, Reduce::identity);
+            out[write] = vec![start; elements(access, ranges)];
         }
     }
     let row = space(inner);
@@ -97,22 +84,7 @@ fn map_of(map: &Map, ranges: &[Range<usize>], reads: &[Vec<f64>], writes: usize)
         let mut registers: Vec<Vec<f64>> = Vec::new();
         for (place, step) in map.steps.iter().enumerate() {
             let along = |access: &Access| access.iter().flatten().any(|l| (n - map.row..n).contains(l));
-            let each = match step {
-                Step::Store { access, .. } | Step::Accumulate { access, .. } => {
-                    of_point[place] || along(access)
-                }
-                Step::Load { .. }
-                | Step::LoadAt { .. }
-                | Step::Const(_)
-                | Step::Iota(_)
-                | Step::Unary(..)
-                | Step::Binary(..)
-                | Step::Add(_)
-                | Step::Mul(..)
-                | Step::Select(..)
-                | Step::Cast(..)
-                | Step::Row(..) => of_point[place],
-            };
+            let each = of_point[place] || step.write().is_some_and(|(_, access, _)| along(access));
             let mut numbers = Vec::new();
             for point in 0..if each { row.len() } else { 1 } {
                 let here = |r: usize| registers[r][if of_point[r] { point } else { 0 }];

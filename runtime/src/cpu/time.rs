@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::time::Instant;
 
-use ir::kernel::{Access, Body, Kernel, Step};
+use ir::kernel::{Access, Body, Kernel};
 use ir::{Mesh, extent};
 
 use super::plain::elements;
@@ -60,11 +60,11 @@ fn accesses(kernel: &Kernel) -> (Vec<Option<Access>>, Vec<Option<Access>>) {
             let mut reads = vec![None; kernel.reads.len()];
             let mut writes = vec![None; kernel.writes.len()];
             for step in &map.steps {
-                if let Step::Load { read, access } | Step::LoadAt { read, access, .. } = step {
-                    reads[*read] = Some(access.clone());
+                if let Some((read, access)) = step.read() {
+                    reads[read] = Some(access.clone());
                 }
-                if let Step::Store { write, access, .. } | Step::Accumulate { write, access, .. } = step {
-                    writes[*write] = Some(access.clone());
+                if let Some((write, access, _)) = step.write() {
+                    writes[write] = Some(access.clone());
                 }
             }
             (reads, writes)

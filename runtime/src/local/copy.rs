@@ -293,37 +293,30 @@ unsafe fn dispatched<T: Number>(
     unsafe { strips(pieces, n, at, count, tile, max) }
 }
 
-/// # Safety
-/// As of [`combine`]; the machine has AVX-512.
+/// [`strips`], compiled for the machines that have some features.
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-unsafe fn with_avx512<T: Number>(
-    pieces: &impl Pieces,
-    n: usize,
-    at: usize,
-    count: usize,
-    tile: *mut T,
-    max: bool,
-) {
-    // SAFETY: the caller's.
-    unsafe { strips(pieces, n, at, count, tile, max) }
+macro_rules! compiled_for {
+    ($name:ident, $features:literal) => {
+        /// # Safety
+        /// As of [`combine`]; the machine has the features.
+        #[target_feature(enable = $features)]
+        unsafe fn $name<T: Number>(
+            pieces: &impl Pieces,
+            n: usize,
+            at: usize,
+            count: usize,
+            tile: *mut T,
+            max: bool,
+        ) {
+            // SAFETY: the caller's.
+            unsafe { strips(pieces, n, at, count, tile, max) }
+        }
+    };
 }
-
-/// # Safety
-/// As of [`combine`]; the machine has AVX2.
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2")]
-unsafe fn with_avx2<T: Number>(
-    pieces: &impl Pieces,
-    n: usize,
-    at: usize,
-    count: usize,
-    tile: *mut T,
-    max: bool,
-) {
-    // SAFETY: the caller's.
-    unsafe { strips(pieces, n, at, count, tile, max) }
-}
+compiled_for!(with_avx512, "avx512f,avx512bw,avx512vl,avx512dq");
+#[cfg(target_arch = "x86_64")]
+compiled_for!(with_avx2, "avx2");
 
 /// # Safety
 /// As of [`combine`].

@@ -429,24 +429,10 @@ impl Loader<'_> {
 fn accesses(kernel: &Kernel) -> Vec<(bool, usize, &ir::kernel::Access)> {
     match &kernel.body {
         Body::Map(map) => {
-            let one = |step| match step {
-                &Step::Load { read, ref access } | &Step::LoadAt { read, ref access, .. } => {
-                    Some((false, read, access))
-                }
-                &Step::Store { write, ref access, .. } | &Step::Accumulate { write, ref access, .. } => {
-                    Some((true, write, access))
-                }
-                Step::Const(_)
-                | Step::Iota(_)
-                | Step::Unary(..)
-                | Step::Binary(..)
-                | Step::Add(_)
-                | Step::Mul(..)
-                | Step::Select(..)
-                | Step::Cast(..)
-                | Step::Row(..) => None,
-            };
-            map.steps.iter().filter_map(one).collect()
+            let reads = map.steps.iter().filter_map(Step::read).map(|(read, access)| (false, read, access));
+            let writes =
+                map.steps.iter().filter_map(Step::write).map(|(write, access, _)| (true, write, access));
+            reads.chain(writes).collect()
         }
         Body::Contract(c) => vec![(false, 0, &c.a), (false, 1, &c.b), (true, 0, &c.out)],
         Body::Scatter(s) => vec![(false, 0, &s.source), (false, 1, &s.index), (true, 0, &s.out)],

@@ -115,22 +115,7 @@ fn written(body: &Body) -> Vec<Access> {
             let mut all: Vec<_> = map
                 .steps
                 .iter()
-                .filter_map(|s| match s {
-                    Step::Store { write, access, .. } | Step::Accumulate { write, access, .. } => {
-                        Some((*write, access.clone()))
-                    }
-                    Step::Load { .. }
-                    | Step::LoadAt { .. }
-                    | Step::Const(_)
-                    | Step::Iota(_)
-                    | Step::Unary(..)
-                    | Step::Binary(..)
-                    | Step::Add(_)
-                    | Step::Mul(..)
-                    | Step::Select(..)
-                    | Step::Cast(..)
-                    | Step::Row(..) => None,
-                })
+                .filter_map(|s| s.write().map(|(write, access, _)| (write, access.clone())))
                 .collect();
             all.sort_by_key(|(w, _)| *w);
             all.into_iter().map(|(_, access)| access).collect()
