@@ -84,10 +84,10 @@ pub struct SplitArgs {
     /// Axes and sizes, outermost first: dp batch, tp heads, hidden and vocabulary, dpo a second batch axis
     #[arg(long, default_value = "", hide_default_value = true, value_name = "dp=2,tp=2")]
     pub mesh: String,
-    /// Rows of a step, over all ranks
+    /// Rows of a step, over all ranks; 8 unless the batches or the model say otherwise
     #[arg(long, value_name = "B")]
     pub global_batch: Option<usize>,
-    /// Tokens of a row
+    /// Tokens of a row; 128 unless the batches or the model say otherwise
     #[arg(long, value_name = "S")]
     pub seq: Option<usize>,
     /// Micro-batches of a step

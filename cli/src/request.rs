@@ -51,7 +51,7 @@ pub struct Request {
     pub cluster: Cluster,
 }
 
-/// Rows and tokens of a step unless the user says otherwise.
+/// Rows and tokens of a step unless the user says otherwise; a row is no longer than the model's positions.
 const USUAL: Shape = Shape { batch: 8, sequence: 128 };
 
 /// Reads a request. `fed` is the size of a step that the training data has.
@@ -66,9 +66,7 @@ pub fn read(origin: &Origin, args: &SplitArgs, fed: Option<Shape>) -> Result<Req
     if cluster.name == "here" && cluster.memory.is_none() {
         cluster.memory = machine_memory().map(|m| m / mesh.ranks() as f64);
     }
-    let usual = if let Origin::Own(own) = origin { own.shape } else { USUAL };
-    let shape = shape(args, usual, fed)?;
-    let (title, config, mut graph) = model(origin, args, shape)?;
+    let (title, config, mut graph, shape) = model(origin, args, fed)?;
     if args.mode == Mode::Forward {
         graph.loss = None;
     }
@@ -151,8 +149,8 @@ fn shape(args: &SplitArgs, usual: Shape, fed: Option<Shape>) -> Result<Shape, Fa
 fn model(
     origin: &Origin,
     args: &SplitArgs,
-    shape: Shape,
-) -> Result<(String, Option<Config>, Graph), Failure> {
+    fed: Option<Shape>,
+) -> Result<(String, Option<Config>, Graph, Shape), Failure> {
     let own = match origin {
         Origin::Own(own) => own,
         Origin::Files => {
@@ -160,7 +158,7 @@ fn model(
                 let message = "MODEL is missing: a folder with a Hugging Face config.json, such a file, or a graph file";
                 Failure::Request(message.to_string())
             })?;
-            return from_files(path, args, shape);
+            return from_files(path, args, fed);
         }
     };
     if let Some(path) = &args.model {
@@ -171,15 +169,16 @@ fn model(
         );
         return Err(Failure::Request(message));
     }
+    let shape = shape(args, own.shape, fed)?;
     let graph = (own.build)(shape).map_err(Failure::Build)?;
-    Ok((own.name.clone(), None, graph))
+    Ok((own.name.clone(), None, graph, shape))
 }
 
 fn from_files(
     path: &Path,
     args: &SplitArgs,
-    shape: Shape,
-) -> Result<(String, Option<Config>, Graph), Failure> {
+    fed: Option<Shape>,
+) -> Result<(String, Option<Config>, Graph, Shape), Failure> {
     if let Some(text) = graph_text(path) {
         let wrong = |message: String| Failure::Request(format!("{}: {message}", path.display()));
         let graph = ir::parse_graph(&text).map_err(|e| wrong(e.to_string()))?;
@@ -190,12 +189,15 @@ fn from_files(
                 "a graph file has its sizes in it; --global-batch and --seq do not apply".to_string(),
             ));
         }
-        return Ok((name_of(path), None, graph));
+        return Ok((name_of(path), None, graph, shape(args, USUAL, fed)?));
     }
     let mut config = Config::read(path)?;
     config.no_dropout = args.dropout == Some(0.0);
+    let longest = models::positions(&config).unwrap_or(usize::MAX).max(1);
+    let usual = Shape { sequence: USUAL.sequence.min(longest), ..USUAL };
+    let shape = shape(args, usual, fed)?;
     let graph = models::build(&config, shape)?;
-    Ok((name_of(path), Some(config), graph))
+    Ok((name_of(path), Some(config), graph, shape))
 }
 
 /// The text of a graph file, if it is one.

@@ -94,6 +94,14 @@ fn check_passes_for_both_models() {
 }
 
 #[test]
+fn a_row_is_no_longer_than_the_positions_unless_asked() {
+    for (model, tokens) in [("gpt2", "512 tokens"), ("llama", "1,024 tokens")] {
+        let text = meshc(&["plan", &folder(model), "--mesh", "dp=2"]);
+        assert!(text.contains(tokens), "8 rows of at most 64 learned positions, or of 128: {text}");
+    }
+}
+
+#[test]
 fn trace_prints_each_pass_once() {
     let text = meshc(&["trace", &folder("gpt2"), "--mesh", "dp=2", "--seq", "8"]);
     let names: Vec<&str> = text.lines().filter_map(|l| l.strip_prefix("after ")).collect();

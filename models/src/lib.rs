@@ -61,7 +61,16 @@ pub fn build(config: &Config, shape: Shape) -> Result<Graph, ModelError> {
 
 /// The vocabulary that a config names.
 pub fn vocabulary(config: &Config) -> Option<usize> {
-    config.keys.get("vocab_size").and_then(serde_json::Value::as_u64).map(|n| n as usize)
+    named(config, "vocab_size")
+}
+
+/// The learned positions that a config names: no row may have more tokens. Rotary positions have no end.
+pub fn positions(config: &Config) -> Option<usize> {
+    named(config, "n_positions")
+}
+
+fn named(config: &Config, key: &str) -> Option<usize> {
+    config.keys.get(key).and_then(serde_json::Value::as_u64).map(|n| n as usize)
 }
 
 fn finish(model: Model) -> Result<Graph, ModelError> {
