@@ -1,14 +1,14 @@
 //! From what the user asks to a graph with places on a mesh: everything that can make no sense is found here.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 
 use ir::state::AdamW;
-use ir::{Graph, Mesh, Name, Sharding, verify};
+use ir::{Graph, Mesh, Name, Places, verify};
 use models::{Config, Shape};
-use passes::{Compiled, Trace, compile};
+use passes::{Compiled, Trace};
+use planner::choose::compile;
 use planner::cluster::Cluster;
-use planner::conventions::{AXES, places, refine};
+use planner::conventions::{AXES, free, places, refine};
 use planner::even::uneven;
 use planner::rules;
 
@@ -46,7 +46,7 @@ pub struct Request {
     /// The devices.
     pub mesh: Mesh,
     /// Where inputs and states lie.
-    pub places: BTreeMap<Name, Sharding>,
+    pub places: Places,
     /// What it is priced for.
     pub cluster: Cluster,
 }
@@ -72,12 +72,17 @@ pub fn read(origin: &Origin, args: &SplitArgs, fed: Option<Shape>) -> Result<Req
     }
     check_constraints(&graph, &mesh, &constraint_lines(args))?;
     let mesh = refine(&graph, &mesh);
-    let mut places = places(&graph, &mesh);
+    let mut places = Places::from(places(&graph, &mesh));
+    places.free = free(&graph, &places.at, &mesh);
     if let Some(path) = &args.rules {
         let text = std::fs::read_to_string(path)
             .map_err(|e| Failure::Request(format!("cannot read {}: {e}", path.display())))?;
         let rules = rules::parse(&path.display().to_string(), &text)?;
-        places = rules.apply(&graph, &mesh, places)?;
+        places.at = rules.apply(&graph, &mesh, places.at)?;
+        let ruled = |s: &&ir::state::State| rules.name(&s.name, &s.dims);
+        graph.states.iter().filter(ruled).for_each(|s| {
+            places.free.remove(&s.name);
+        });
     }
     Ok(Request { title, config, graph, shape, mesh, places, cluster })
 }
@@ -88,7 +93,7 @@ impl Request {
         let mut graph = self.graph.clone();
         graph.optimizer = Some(adamw);
         graph.dump = dump;
-        compile(graph, &self.mesh, self.places.clone(), trace)
+        compile(graph, &self.mesh, self.places.clone(), &self.cluster, trace)
     }
 }
 

@@ -114,6 +114,7 @@ fn trace_prints_each_pass_once() {
             "untap",
             "simplify",
             "atoms",
+            "constrain: unchanged",
             "choose",
             "reshard",
             "lower",

@@ -24,7 +24,7 @@ pub use graph::{Graph, Node, Part, Scope, Value, ValueType};
 pub use mesh::{Axis, Mesh, MeshError, Name};
 pub use moves::{Move, moves};
 pub use op::{Binary, FactorKind, Op, Unary};
-pub use sharded::{Decisions, ShardedGraph};
+pub use sharded::{Decisions, Places, Reshard, ShardedGraph};
 pub use sharding::{Reduce, Sharding, bound, extent, local_shape, piece};
 pub use signature::{Dim, Factor, Signature, SizeError};
 pub use text::{ParseError, parse_graph, parse_program, parse_sharded};

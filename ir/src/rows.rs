@@ -30,6 +30,15 @@ impl Strategy {
         Strategy { split: vec![Vec::new(); node.sizes.len()], pass: Vec::new() }
     }
 
+    /// What an axis does.
+    pub fn row(&self, axis: Axis) -> Row {
+        if let Some((_, reduce, args)) = self.pass.iter().find(|(a, ..)| *a == axis) {
+            return Row::Pass(*reduce, args.clone());
+        }
+        let factor = self.split.iter().position(|axes| axes.contains(&axis));
+        factor.map_or(Row::Nothing, Row::Factor)
+    }
+
     /// The text form: `d=tp b=dp.ep pass(tp: 0 1)`.
     pub fn show(&self, node: &Node, mesh: &Mesh) -> String {
         let mut words = Vec::new();

@@ -1,19 +1,48 @@
 //! Decisions, and the graph in which every value has a sharding.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::rows::{Strategy, layout};
 use crate::schedule::Schedule;
 use crate::state::Role;
 use crate::{Graph, Mesh, Name, Sharding, Value};
 
+/// A value in one more sharding.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reshard {
+    /// What it is made from.
+    pub from: Sharding,
+    /// How it lies.
+    pub to: Sharding,
+}
+
+/// Where inputs and states lie before anything is chosen.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Places {
+    /// By name.
+    pub at: BTreeMap<Name, Sharding>,
+    /// See [`Decisions::free`].
+    pub free: BTreeSet<Name>,
+}
+
+impl From<BTreeMap<Name, Sharding>> for Places {
+    fn from(at: BTreeMap<Name, Sharding>) -> Places {
+        Places { at, free: BTreeSet::new() }
+    }
+}
+
 /// Everything that was chosen and not computed: passes read it, it prints and parses, a user can edit it.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct Decisions {
     /// How each input and state lies, by name.
     pub places: BTreeMap<Name, Sharding>,
+    /// Parameters that the choice may split over `tp` along another dimension.
+    pub free: BTreeSet<Name>,
     /// How each node is split, by its place; empty until `choose` ran.
     pub strategies: Vec<Strategy>,
+    /// In which other shardings a value is needed, and from which each is made, which stands before it. What has no
+    /// entry is made from the value itself.
+    pub copies: BTreeMap<Value, Vec<Reshard>>,
     /// The order of actions.
     pub schedule: Schedule,
 }
@@ -36,7 +65,8 @@ pub struct ShardedGraph {
 impl ShardedGraph {
     /// A graph whose inputs and states have a place, and nothing else is chosen yet. A moment without a place lies as
     /// its parameter does, anything else without one is replicated.
-    pub fn new(graph: Graph, mesh: Mesh, mut places: BTreeMap<Name, Sharding>) -> ShardedGraph {
+    pub fn new(graph: Graph, mesh: Mesh, places: impl Into<Places>) -> ShardedGraph {
+        let Places { at: mut places, free } = places.into();
         for state in &graph.states {
             let like = if let Role::Moment(of) = &state.role { places.get(of).cloned() } else { None };
             let place = like.unwrap_or_else(|| Sharding::replicated(state.dims.len()));
@@ -45,7 +75,7 @@ impl ShardedGraph {
         for input in &graph.inputs {
             places.entry(input.name.clone()).or_insert_with(|| Sharding::replicated(input.dims.len()));
         }
-        let decisions = Decisions { places, schedule: Schedule::one_stage(1), ..Decisions::default() };
+        let decisions = Decisions { places, free, schedule: Schedule::one_stage(1), ..Decisions::default() };
         ShardedGraph { mesh, graph, decisions, shardings: Vec::new(), agreed: false }
     }
 

@@ -1,12 +1,10 @@
 //! Runs all passes in order, and verifies after each.
 
-use std::collections::BTreeMap;
-
 use ir::program::Program;
 use ir::verify_program::verify_program;
-use ir::{Graph, Mesh, Name, ShardedGraph, Sharding, verify};
+use ir::{Decisions, Graph, Mesh, Places, ShardedGraph, verify};
 
-use crate::{GRAPH, PROGRAM, SHARDED, lower};
+use crate::{CHOSEN, GRAPH, PLACED, PROGRAM, Pass, lower};
 
 /// What compiling gives.
 #[derive(Clone, Debug)]
@@ -20,12 +18,21 @@ pub struct Compiled {
 /// Is told the name and the text of every form.
 pub type Trace<'a> = &'a mut dyn FnMut(&'static str, &dyn std::fmt::Display);
 
+/// Writes the decisions of a graph on a mesh.
+pub type Choose<'a> = &'a dyn Fn(&ShardedGraph) -> Decisions;
+
 /// Compiles a graph whose inputs and states lie at `places`.
 ///
 /// # Panics
 /// If a pass leaves what the verifier refuses: a fault of meshc, never of the user. What the user gives is verified
 /// before.
-pub fn compile(graph: Graph, mesh: &Mesh, places: BTreeMap<Name, Sharding>, trace: Trace) -> Compiled {
+pub fn compile(
+    graph: Graph,
+    mesh: &Mesh,
+    places: impl Into<Places>,
+    choose: Choose,
+    trace: Trace,
+) -> Compiled {
     let mut graph = graph;
     trace("graph", &graph);
     for pass in GRAPH {
@@ -34,11 +41,7 @@ pub fn compile(graph: Graph, mesh: &Mesh, places: BTreeMap<Name, Sharding>, trac
         trace(pass.name, &graph);
     }
     let mut sharded = ShardedGraph::new(graph, mesh.clone(), places);
-    for pass in SHARDED {
-        (pass.run)(&mut sharded);
-        expect(pass.name, verify::verify_sharded(&sharded));
-        trace(pass.name, &sharded);
-    }
+    shard(&mut sharded, choose, trace);
     let mut program = lower(&sharded);
     expect("lower", verify_program(&program));
     trace("lower", &program);
@@ -48,6 +51,23 @@ pub fn compile(graph: Graph, mesh: &Mesh, places: BTreeMap<Name, Sharding>, trac
         trace(pass.name, &program);
     }
     Compiled { sharded, program }
+}
+
+/// Splits everything in a graph on a mesh.
+///
+/// # Panics
+/// As [`compile`].
+pub fn shard(sharded: &mut ShardedGraph, choose: Choose, trace: Trace) {
+    let mut each = |passes: &[Pass<ShardedGraph>], sharded: &mut ShardedGraph| {
+        for pass in passes {
+            (pass.run)(sharded);
+            expect(pass.name, verify::verify_sharded(sharded));
+            trace(pass.name, sharded);
+        }
+    };
+    each(PLACED, sharded);
+    sharded.decisions = choose(sharded);
+    each(CHOSEN, sharded);
 }
 
 fn expect<E: std::fmt::Display>(pass: &str, verified: Result<(), Vec<E>>) {

@@ -1,19 +1,19 @@
 //! The verbs: from the user's graph to the program that runs, one small step at a time.
 //!
-//! Three ordered lists, by what a pass works on; between them two conversions: [`ShardedGraph::new`] puts a graph on a
-//! mesh, [`lower`] makes instructions of it. [`compile`] runs them all and verifies after each.
+//! Four ordered lists, by what a pass works on; between them [`ShardedGraph::new`] puts a graph on a mesh, a function of
+//! the caller's writes the decisions, and [`lower`] makes instructions. [`compile`] runs them all and verifies after each.
 
 mod assign;
 mod atoms;
 mod autodiff;
 mod buffers;
 mod choose;
+mod constrain;
 mod driver;
 mod fuse;
 mod lower;
 mod optimizer;
 mod place;
-mod price;
 mod reshard;
 mod simplify;
 mod untap;
@@ -21,7 +21,8 @@ mod untap;
 use ir::program::Program;
 use ir::{Graph, ShardedGraph};
 
-pub use driver::{Compiled, Trace, compile};
+pub use choose::asked;
+pub use driver::{Choose, Compiled, Trace, compile, shard};
 pub use lower::lower;
 
 /// One step, by the name it has in `meshc trace` and in the filetests.
@@ -45,11 +46,17 @@ pub const GRAPH: &[Pass<Graph>] = &[
     Pass { name: "simplify", run: simplify::run },
 ];
 
-/// What works on a graph on a mesh.
-pub const SHARDED: &[Pass<ShardedGraph>] = &[
-    // Before anything is chosen: it changes dimensions, and may refine the mesh.
+/// What works on a graph on a mesh before anything is chosen.
+pub const PLACED: &[Pass<ShardedGraph>] = &[
+    // First: it changes dimensions, and may refine the mesh.
     Pass { name: "atoms", run: atoms::run },
-    // Gives every value a sharding; needs the places of inputs and states only.
+    // Last, since `atoms` cuts what is asked of dimensions: the choice sees a constraint as a node.
+    Pass { name: "constrain", run: constrain::run },
+];
+
+/// What works on a graph on a mesh when strategies are chosen.
+pub const CHOSEN: &[Pass<ShardedGraph>] = &[
+    // Gives every value the sharding that follows from its node's strategy.
     Pass { name: "choose", run: choose::run },
     // Makes operands agree, so it needs the shardings of all values.
     Pass { name: "reshard", run: reshard::run },

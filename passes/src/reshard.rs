@@ -1,5 +1,6 @@
 //! After it every operand is as its node needs it: a reshard stands wherever one was not. Equal needs share a reshard,
-//! whose mark is that of its first user, so that a gradient is reduced in the update that uses it.
+//! whose mark is that of its first user, so that a gradient is reduced in the update that uses it. A copy is made from
+//! the one that the decisions name, else from the value itself.
 //!
 //! Needs the strategies of all nodes, so it comes after `choose`.
 //!
@@ -11,73 +12,135 @@
 //! v4 = exp v3
 //! ```
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use ir::graph::{Mark, NewNode, Rewrite};
 use ir::rows::{Strategy, layout};
-use ir::{Dim, Graph, Op, Part, ShardedGraph, Sharding, Signature, Value};
+use ir::{Dim, Graph, Op, Part, Reshard, ShardedGraph, Sharding, Signature, Value};
 
 pub(crate) fn run(sharded: &mut ShardedGraph) {
     let old = std::mem::take(&mut sharded.graph);
     let strategies = std::mem::take(&mut sharded.decisions.strategies);
+    let copies = std::mem::take(&mut sharded.decisions.copies);
     let old_shardings = std::mem::take(&mut sharded.shardings);
-    let mut new = Rewrite::of(&old);
-    let mut shardings: Vec<Sharding> = Vec::new();
-    let mut kept: Vec<Strategy> = Vec::new();
-    let mut made: HashMap<(Value, Sharding), Value> = HashMap::new();
     let needs: Vec<Vec<Sharding>> = old
         .nodes
         .iter()
         .zip(&strategies)
-        .map(|(node, strategy)| match node.op == Op::Reshard {
-            true => Vec::new(),
-            false => layout(&old, node, strategy, &sharded.mesh).map_or(Vec::new(), |l| l.args),
+        .map(|(node, strategy)| match node.op {
+            Op::Reshard => vec![old_shardings[node.results[0].index()].clone()],
+            Op::Input(_)
+            | Op::State(_)
+            | Op::Const(_)
+            | Op::Iota
+            | Op::Einsum { .. }
+            | Op::Add
+            | Op::ReduceMax
+            | Op::TopK
+            | Op::Unary(_)
+            | Op::Binary(_)
+            | Op::Select
+            | Op::Gather
+            | Op::Scatter
+            | Op::Cast
+            | Op::Accumulate
+            | Op::Assign(_)
+            | Op::Tap(_) => layout(&old, node, strategy, &sharded.mesh).map_or(Vec::new(), |l| l.args),
         })
         .collect();
-    let first = first_parts(&old, &needs);
+    let first = first_parts(&old, &needs, &copies);
+    let mut making = Making {
+        new: Rewrite::of(&old),
+        shardings: Vec::new(),
+        kept: Vec::new(),
+        copies,
+        made: HashMap::new(),
+        first,
+    };
     for ((node, strategy), needs) in old.nodes.iter().zip(strategies).zip(&needs) {
-        let mut args: Vec<Value> = node.args.iter().map(|v| new.at(*v)).collect();
-        for ((v, needed), was) in args.iter_mut().zip(needs).zip(&node.args) {
-            if shardings[v.index()] == *needed {
-                continue;
-            }
-            let source = *v;
-            *v = *made.entry((source, needed.clone())).or_insert_with(|| {
-                let part = first.get(&(*was, needed)).copied().unwrap_or(node.mark.part);
-                let value = push_reshard(&mut new, source, Mark { part, ..node.mark });
-                shardings.push(needed.clone());
-                kept.push(Strategy {
-                    split: vec![Vec::new(); new.graph.shape(source).len()],
-                    pass: Vec::new(),
-                });
-                value
-            });
+        let needed = needs.iter().zip(&node.args);
+        let args: Vec<Value> = needed.map(|(s, v)| making.copy(*v, s, node.mark)).collect();
+        // What the user asked for is such a copy.
+        if let (Op::Reshard, [copy], [result]) = (&node.op, &args[..], &node.results[..]) {
+            making.new.now[result.index()] = Some(*copy);
+            continue;
         }
-        let at = new.copy(&old, node);
-        new.graph.nodes[at].args = args;
-        shardings.extend(node.results.iter().map(|v| old_shardings[v.index()].clone()));
-        kept.push(strategy);
+        let at = making.new.copy(&old, node);
+        making.new.graph.nodes[at].args = args;
+        making.shardings.extend(node.results.iter().map(|v| old_shardings[v.index()].clone()));
+        making.kept.push(strategy);
     }
-    sharded.graph = new.finish(&old);
-    sharded.shardings = shardings;
-    sharded.decisions.strategies = kept;
+    sharded.graph = making.new.finish(&old);
+    sharded.shardings = making.shardings;
+    sharded.decisions.strategies = making.kept;
     sharded.agreed = true;
+}
+
+struct Making {
+    new: Rewrite,
+    /// By new value.
+    shardings: Vec<Sharding>,
+    /// By new node.
+    kept: Vec<Strategy>,
+    /// From what each copy is made, by old value.
+    copies: BTreeMap<Value, Vec<Reshard>>,
+    /// The copies that are made, by old value.
+    made: HashMap<(Value, Sharding), Value>,
+    first: HashMap<(Value, Sharding), Part>,
+}
+
+impl Making {
+    /// The new value that is the old one in this sharding.
+    fn copy(&mut self, old: Value, needed: &Sharding, mark: Mark) -> Value {
+        let given = self.new.at(old);
+        if self.shardings[given.index()] == *needed {
+            return given;
+        }
+        if let Some(made) = self.made.get(&(old, needed.clone())) {
+            return *made;
+        }
+        let source = match from(&self.copies, old, needed) {
+            Some(from) => self.copy(old, &from, mark),
+            None => given,
+        };
+        let part = self.first.get(&(old, needed.clone())).copied().unwrap_or(mark.part);
+        let value = push_reshard(&mut self.new, source, Mark { part, ..mark });
+        self.shardings.push(needed.clone());
+        self.kept.push(Strategy { split: vec![Vec::new(); needed.dims.len()], pass: Vec::new() });
+        self.made.insert((old, needed.clone()), value);
+        value
+    }
+}
+
+/// What the copy of a value in this sharding is made from; none if from the value itself.
+fn from(copies: &BTreeMap<Value, Vec<Reshard>>, of: Value, to: &Sharding) -> Option<Sharding> {
+    copies.get(&of)?.iter().find(|c| c.to == *to).map(|c| c.from.clone())
 }
 
 /// For each value as it is needed, the first part of a step that needs it so: nodes of a later part may stand before
 /// those of an earlier one, but run behind them.
-fn first_parts<'a>(graph: &Graph, needs: &'a [Vec<Sharding>]) -> HashMap<(Value, &'a Sharding), Part> {
+fn first_parts(
+    graph: &Graph,
+    needs: &[Vec<Sharding>],
+    copies: &BTreeMap<Value, Vec<Reshard>>,
+) -> HashMap<(Value, Sharding), Part> {
     let mut first = HashMap::new();
     for (node, needs) in graph.nodes.iter().zip(needs) {
         for (v, needed) in node.args.iter().zip(needs) {
-            let part = first.entry((*v, needed)).or_insert(node.mark.part);
-            *part = node.mark.part.min(*part);
+            // A copy is needed where what is made from it is.
+            let mut at = Some(needed.clone());
+            while let Some(sharding) = at {
+                at = from(copies, *v, &sharding);
+                let part = first.entry((*v, sharding)).or_insert(node.mark.part);
+                *part = node.mark.part.min(*part);
+            }
         }
     }
     first
 }
 
-fn push_reshard(new: &mut Rewrite, source: Value, mark: Mark) -> Value {
+/// The same value; how it is to lie is for the caller to note.
+pub(crate) fn push_reshard(new: &mut Rewrite, source: Value, mark: Mark) -> Value {
     let dims: Vec<Dim> = (0..new.graph.shape(source).len()).map(|i| vec![i]).collect();
     let factors = (0..dims.len()).map(|i| format!("i{i}").into()).collect();
     let signature = Signature { factors, args: vec![dims.clone()], results: vec![dims] };

@@ -18,9 +18,9 @@ pub struct Cluster {
     pub memory_bandwidth: f64,
     /// Bytes of a rank's memory; none: not known.
     pub memory: Option<f64>,
-    /// Seconds to start a kernel.
+    /// Seconds to start a kernel, or a collective.
     pub launch: f64,
-    /// Seconds to start a collective.
+    /// Seconds that a round of a collective waits.
     pub latency: f64,
     /// Bytes/s that a rank sends.
     pub bandwidth: f64,

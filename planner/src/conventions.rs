@@ -1,7 +1,8 @@
 //! Which mesh axis splits which dimension when the user says nothing more: the conventions of the command line.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
+use ir::state::Role;
 use ir::{Axis, Graph, Mesh, Name, Sharding};
 
 /// The axes that meshc knows, outermost by habit first, and what they split.
@@ -78,6 +79,14 @@ pub fn places(graph: &Graph, mesh: &Mesh) -> BTreeMap<Name, Sharding> {
     let inputs = graph.inputs.iter().map(|i| (&i.name, &i.dims));
     let states = graph.states.iter().map(|s| (&s.name, &s.dims));
     inputs.chain(states).map(|(name, dims)| (name.clone(), place(dims, mesh, &axes))).collect()
+}
+
+/// The parameters that `tp` splits: along which dimension is for the choice, unless the user says so.
+pub fn free(graph: &Graph, places: &BTreeMap<Name, Sharding>, mesh: &Mesh) -> BTreeSet<Name> {
+    let tp = mesh.find("tp").unwrap_or_default();
+    let split = |name: &Name| places.get(name).is_some_and(|p| p.axes().any(|a| tp.contains(&a)));
+    let parameters = graph.states.iter().filter(|s| matches!(s.role, Role::Parameter { .. }));
+    parameters.map(|s| s.name.clone()).filter(split).collect()
 }
 
 /// A tensor's dimensions over their axes, none of size 1 and none twice.

@@ -2,7 +2,7 @@
 
 use ir::kernel::{Body, Kernel};
 use ir::program::{Buffer, BufferId, Stage};
-use ir::{Mesh, Move, bound, local_shape};
+use ir::{DType, Mesh, Move, Sharding, bound, local_shape};
 
 use crate::cluster::Cluster;
 
@@ -54,13 +54,39 @@ pub struct Message {
     /// Bytes that one rank sends in one call: 2 (n - 1) / n of them for all_reduce, all for
     /// permute, else (n - 1) / n.
     pub wire_bytes: f64,
+    /// How often ranks wait for each other: twice in an all_reduce, which is a reduce_scatter and an all_gather
+    /// (Thakur et al., "Optimization of collective communication operations in MPICH", 2005), else once.
+    pub rounds: usize,
 }
 
-/// What a collective from one buffer to another sends, on the rank with the largest pieces.
-pub fn message(step: &Move, from: &Buffer, to: &Buffer, mesh: &Mesh) -> Message {
+/// How a tensor lies.
+#[derive(Clone, Copy, Debug)]
+pub struct Lies<'a> {
+    /// Its global shape.
+    pub shape: &'a [usize],
+    /// Its element type.
+    pub dtype: DType,
+    /// Where its elements are.
+    pub sharding: &'a Sharding,
+}
+
+impl<'a> Lies<'a> {
+    /// What a buffer holds.
+    pub fn of(buffer: &'a Buffer) -> Lies<'a> {
+        Lies { shape: &buffer.shape, dtype: buffer.dtype, sharding: &buffer.sharding }
+    }
+
+    /// Bytes of the largest piece.
+    pub fn bytes(&self, mesh: &Mesh) -> usize {
+        local_shape(self.shape, self.sharding, mesh).iter().product::<usize>() * self.dtype.bytes()
+    }
+}
+
+/// What a collective sends that leads from one place to another, on the rank with the largest pieces.
+pub fn message(step: &Move, from: Lies, to: Lies, mesh: &Mesh) -> Message {
     let group = mesh.pieces(step.axes());
     let share = (group - 1) as f64 / group as f64;
-    let local = |b: &Buffer| local_shape(&b.shape, &b.sharding, mesh);
+    let local = |b: Lies| local_shape(b.shape, b.sharding, mesh);
     let elements = |shape: &[usize]| shape.iter().product::<usize>();
     let (before, after) = (local(from), local(to));
     let full = match step {
@@ -90,10 +116,21 @@ pub fn message(step: &Move, from: &Buffer, to: &Buffer, mesh: &Mesh) -> Message 
         | Move::Slice { .. }
         | Move::ToPartial { .. } => share,
     };
-    Message { group, bytes, wire_bytes: wire * bytes as f64 }
+    let rounds = match step {
+        Move::AllReduce { .. } => 2,
+        Move::ReduceScatter { .. }
+        | Move::AllGather { .. }
+        | Move::AllToAll { .. }
+        | Move::Permute { .. }
+        | Move::Slice { .. }
+        | Move::ToPartial { .. } => 1,
+    };
+    Message { group, bytes, wire_bytes: wire * bytes as f64, rounds }
 }
 
-/// Seconds of a collective: latency and wire bytes.
+/// Seconds of a collective: its start as a kernel, the latency of its rounds, and its wire bytes (Hockney, "The
+/// communication challenge for MPP", 1994).
 pub fn message_seconds(message: Message, cluster: &Cluster) -> f64 {
-    if message.group == 1 { 0.0 } else { cluster.latency + message.wire_bytes / cluster.bandwidth }
+    let start = cluster.launch + message.rounds as f64 * cluster.latency;
+    if message.group == 1 { 0.0 } else { start + message.wire_bytes / cluster.bandwidth }
 }

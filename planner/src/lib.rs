@@ -1,6 +1,7 @@
 //! Decisions and prices: where things lie, what a program costs, and the plan that is printed.
 
 pub mod check;
+pub mod choose;
 pub mod cluster;
 pub mod conventions;
 pub mod cost;

@@ -11,6 +11,7 @@ use ir::{Part, ShardedGraph};
 use serde::Serialize;
 
 use crate::cluster::Cluster;
+use crate::cost::Lies;
 use crate::{cost, names};
 
 /// A plan.
@@ -311,7 +312,7 @@ fn comm(sharded: &ShardedGraph, program: &Program, cluster: &Cluster) -> Vec<Com
         for instruction in &segment.instructions {
             let Instruction::Start { step, from, to, .. } = instruction else { continue };
             let (a, b) = (&stage.buffers[from.index()], &stage.buffers[to.index()]);
-            let message = cost::message(step, a, b, &program.mesh);
+            let message = cost::message(step, Lies::of(a), Lies::of(b), &program.mesh);
             if message.group == 1 {
                 continue;
             }

@@ -212,6 +212,11 @@ impl Rules {
         Ok(places)
     }
 
+    /// Whether a rule says something of a tensor.
+    pub fn name(&self, tensor: &str, dims: &[(Name, usize)]) -> bool {
+        dims.iter().any(|(dim, _)| self.rule_for(tensor, dim).is_some())
+    }
+
     /// The rule for a dimension of a tensor: one that names the tensor before one for all.
     fn rule_for(&self, tensor: &str, dim: &str) -> Option<&Rule> {
         let of = |named: bool| {

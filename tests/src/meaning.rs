@@ -3,34 +3,67 @@
 use std::collections::BTreeMap;
 
 use ir::state::{Role, State};
-use ir::{Graph, Mesh, Name, Node, Op, ShardedGraph, Sharding, Value, verify};
+use ir::{Decisions, Graph, Mesh, Name, Node, Op, ShardedGraph, Sharding, Value, verify};
+use planner::choose::space::Space;
+use planner::choose::{choose, groups};
 use runtime::lockstep::{Feeds, Kernel, assemble, one_device, run};
 use runtime::tensor::Tensor;
 
+use crate::whole::{here, wire};
+
 use crate::random::Random;
+
+/// A graph after all passes on graphs and sharded graphs, verified after each, split so that the fewest bytes are sent.
+///
+/// # Panics
+/// If a pass breaks a rule.
+pub fn step(graph: Graph, mesh: &Mesh, places: BTreeMap<Name, Sharding>) -> ShardedGraph {
+    step_by(graph, mesh, places, &|s| choose(s, &wire()))
+}
 
 /// A graph after all passes on graphs and sharded graphs, verified after each.
 ///
 /// # Panics
 /// If a pass breaks a rule.
-pub fn step(mut graph: Graph, mesh: &Mesh, places: BTreeMap<Name, Sharding>) -> ShardedGraph {
+pub fn step_by(
+    mut graph: Graph,
+    mesh: &Mesh,
+    places: BTreeMap<Name, Sharding>,
+    choose: passes::Choose,
+) -> ShardedGraph {
     for pass in passes::GRAPH {
         (pass.run)(&mut graph);
         expect(pass.name, verify::verify(&graph));
     }
-    sharded(ShardedGraph::new(graph, mesh.clone(), places))
+    let mut sharded = ShardedGraph::new(graph, mesh.clone(), places);
+    passes::shard(&mut sharded, choose, &mut |_, _| {});
+    sharded
 }
 
-/// A sharded graph after all passes on sharded graphs, verified before and after each.
+/// Every node split in any way that may be chosen, whatever it costs.
+pub fn any_ways(sharded: &ShardedGraph, random: &mut Random) -> Decisions {
+    let here = here();
+    let mut space = Space::of(sharded, &here, None);
+    let mut strategies = vec![Default::default(); sharded.graph.nodes.len()];
+    for group in groups::all(&mut space, &sharded.graph) {
+        // States keep their places.
+        let given = matches!(sharded.graph.nodes[group.members[0]].op, Op::State(_) | Op::Assign(_));
+        let way = if given { 0 } else { random.below(group.ways[0].all.len()) };
+        for (i, ways) in group.members.iter().zip(&group.ways) {
+            strategies[*i] = ways.all[way].strategy.clone();
+        }
+    }
+    Decisions { strategies, ..sharded.decisions.clone() }
+}
+
+/// A sharded graph, split so that the fewest bytes are sent, after all passes on sharded graphs, verified before and
+/// after each.
 ///
 /// # Panics
 /// If a pass breaks a rule.
 pub fn sharded(mut sharded: ShardedGraph) -> ShardedGraph {
     expect("the reader", verify::verify(&sharded.graph));
-    for pass in passes::SHARDED {
-        (pass.run)(&mut sharded);
-        expect(pass.name, verify::verify_sharded(&sharded));
-    }
+    passes::shard(&mut sharded, &|s| choose(s, &wire()), &mut |_, _| {});
     sharded
 }
 

@@ -2,10 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use ir::{Mesh, Name};
+use ir::{Mesh, Name, Places};
 use models::{Config, Shape};
-use passes::{Compiled, Trace, compile};
-use planner::conventions::{places, refine};
+use passes::{Compiled, Trace};
+use planner::choose::compile;
+use planner::cluster::Cluster;
+use planner::conventions::{free, places, refine};
 use runtime::local::HostTensor;
 
 use crate::oracle::{Oracle, tensors};
@@ -30,6 +32,25 @@ pub const MESHES: [&str; 12] = [
     "tp=5,dp=2",
 ];
 
+/// What prices are those of.
+pub fn here() -> Cluster {
+    planner::cluster::read("here").expect("a cluster that is built in")
+}
+
+/// Prices that are wire bytes; calls and operations only settle what is equal.
+pub fn wire() -> Cluster {
+    Cluster {
+        name: "wire".to_string(),
+        devices: None,
+        flops: 1e12,
+        memory_bandwidth: 1e13,
+        memory: None,
+        launch: 1e-10,
+        latency: 0.0,
+        bandwidth: 1e8,
+    }
+}
+
 /// The training step of an oracle's model on a mesh.
 pub fn training_step(oracle: &Oracle, mesh: &str, dump: bool, trace: Trace) -> Compiled {
     let config = Config::read(&oracle.folder).expect("the oracle has a config");
@@ -39,8 +60,9 @@ pub fn training_step(oracle: &Oracle, mesh: &str, dump: bool, trace: Trace) -> C
     graph.optimizer = Some(oracle.adamw());
     graph.dump = dump;
     let mesh = refine(&graph, &Mesh::parse(mesh).expect("a mesh"));
-    let places = places(&graph, &mesh);
-    compile(graph, &mesh, places, trace)
+    let mut places = Places::from(places(&graph, &mesh));
+    places.free = free(&graph, &places.at, &mesh);
+    compile(graph, &mesh, places, &here(), trace)
 }
 
 /// The inputs of a step, as a backend is fed them.

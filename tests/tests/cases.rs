@@ -92,7 +92,10 @@ fn no_function_that_is_not_linear_acts_on_a_partial_sum() {
         tap(max) v2 : () -> | 0 forward
         tap(abs) v3 : a -> | 0 forward
         tap(relu) v4 : a -> | 0 forward
-        tap(exp) v5 : a -> | 0 forward",
+        tap(exp) v5 : a -> | 0 forward
+        constrain v3 [_]
+        constrain v4 [_]
+        constrain v5 [_]",
     );
     let feeds = fed(&[("x", &[2, 2], &[1.0, -2.0, -3.0, 4.0])]);
     assert_eq!(locals(&graph, &feeds, Value(1)), [[1.0, -2.0], [-3.0, 4.0]]);

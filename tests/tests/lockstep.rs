@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use ir::{Mesh, Name, Op};
 use meshc_tests::oracle::{Oracle, read, tensors};
+use meshc_tests::whole::here;
 use models::{Config, Shape};
 use runtime::lockstep::{Feeds, assemble, one_device, run};
 use runtime::tensor::Tensor;
@@ -41,7 +42,7 @@ fn compiled(oracle: &Oracle, mesh: &str) -> ir::ShardedGraph {
     graph.dump = true;
     let mesh = Mesh::parse(mesh).unwrap();
     let places = planner::conventions::places(&graph, &mesh);
-    passes::compile(graph, &mesh, places, &mut |_, _| {}).sharded
+    planner::choose::compile(graph, &mesh, places, &here(), &mut |_, _| {}).sharded
 }
 
 fn taps(graph: &ir::Graph) -> BTreeMap<Name, ir::Value> {

@@ -8,6 +8,7 @@ use ir::program::{BufferId, Instruction, Program};
 use ir::schedule::Kind;
 use ir::{Binary, Mesh, Node, Op, ShardedGraph, Unary};
 use meshc_tests::oracle::read;
+use meshc_tests::whole::here;
 use models::{Config, Shape};
 use passes::Compiled;
 use planner::check::{check, matched};
@@ -27,7 +28,7 @@ fn compiled(model: &str) -> Compiled {
     graph.dump = true;
     let mesh = Mesh::parse("dp=2,tp=2").unwrap();
     let places = planner::conventions::places(&graph, &mesh);
-    passes::compile(graph, &mesh, places, &mut |_, _| {})
+    planner::choose::compile(graph, &mesh, places, &here(), &mut |_, _| {})
 }
 
 type Args<'a> = &'a [&'a Tensor<f64>];

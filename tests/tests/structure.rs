@@ -1,11 +1,15 @@
 //! What is communicated, read off the program: data parallelism is one all_reduce of each gradient and two scalars,
-//! tensor parallelism two of [tokens, hidden] a layer and direction, and nothing is gathered.
+//! tensor parallelism as much as two of [tokens, hidden] a layer and direction, and nothing wide is moved.
+
+use std::collections::BTreeMap;
 
 use ir::program::{Instruction, Program};
 use ir::schedule::Kind;
 use ir::state::Role;
 use meshc_tests::oracle::read;
 use meshc_tests::whole::training_step;
+use passes::Compiled;
+use planner::cost::{Lies, message};
 
 /// A collective: what, over which axes, in which segment, of which global shape.
 #[derive(Clone, Debug, PartialEq)]
@@ -58,30 +62,55 @@ fn data_parallelism_is_one_all_reduce_a_gradient_and_two_scalars() {
     }
 }
 
+/// What a rank sends of activations, in units of (n - 1) / n of [tokens, hidden], by layer and direction.
+fn activations(compiled: &Compiled, mesh: &ir::Mesh) -> BTreeMap<(u32, bool), f64> {
+    let graph = &compiled.sharded.graph;
+    let makers = graph.makers();
+    let stage = &compiled.program.stages[0];
+    let mut sent = BTreeMap::new();
+    for segment in stage.segments.iter().filter(|s| s.kind != Kind::Optimizer) {
+        for instruction in &segment.instructions {
+            let Instruction::Start { step, from, to, .. } = instruction else { continue };
+            let (from, to) = (&stage.buffers[from.index()], &stage.buffers[to.index()]);
+            let data = mesh.find("dp").unwrap_or_default();
+            if from.shape != HIDDEN || step.axes().iter().any(|a| data.contains(a)) {
+                continue;
+            }
+            let value = from.value.or(to.value).unwrap();
+            let message = message(step, Lies::of(from), Lies::of(to), mesh);
+            let n = message.group as f64;
+            let rows = HIDDEN[0].div_ceil(mesh.pieces(&data));
+            let unit = (n - 1.0) / n * (rows * HIDDEN[1] * HIDDEN[2] * 4) as f64;
+            let layer = graph.nodes[makers[value.index()]].mark.layer;
+            *sent.entry((layer, segment.kind == Kind::Forward)).or_insert(0.0) += message.wire_bytes / unit;
+        }
+    }
+    sent
+}
+
+/// Two all_reduces, or as many bytes: what is gathered before the wide products is scattered behind them. The embedding
+/// adds to the first layer, the head's input to the last.
 #[test]
-fn tensor_parallelism_is_two_all_reduces_a_layer_and_direction() {
-    for model in ["gpt2", "llama"] {
+fn tensor_parallelism_is_four_shares_of_the_activations_a_layer_and_direction() {
+    for (model, wide) in [("gpt2", [128, 103]), ("llama", [88, 101])] {
         for mesh in ["tp=2", "tp=3", "tp=4", "dp=2,tp=2", "tp=2,dp=2", "dp=2,tp=4"] {
-            let program = training_step(&read(model), mesh, false, &mut |_, _| {}).program;
-            let calls = calls(&program);
-            assert!(calls.iter().all(|c| c.op == "all_reduce"), "{model} {mesh}: {calls:?}");
-            let tp: Vec<&Call> = calls.iter().filter(|c| c.axes.starts_with("tp")).collect();
-            let hidden = |kind: Kind| tp.iter().filter(|c| c.kind == kind && c.shape == HIDDEN).count();
-            // One more for the embedding, split over the vocabulary, and one for the gradient of the head's input.
-            assert_eq!(hidden(Kind::Forward), 2 * LAYERS + 1, "{model} {mesh}");
-            assert_eq!(hidden(Kind::Backward), 2 * LAYERS + 1, "{model} {mesh}");
-            let rest: Vec<&&Call> = tp.iter().filter(|c| c.shape != HIDDEN).collect();
-            // The largest logit, the sum of exponentials, the picked logit; and the norm of the gradient.
-            let tokens = rest.iter().filter(|c| c.kind == Kind::Forward && c.shape == HIDDEN[..2]).count();
-            let norm = rest.iter().filter(|c| c.kind == Kind::Optimizer && c.shape.is_empty()).count();
-            // Where `tp` is refined, keys and values are replicated over its second part, and their gradients summed.
-            let kv = rest
-                .iter()
-                .filter(|c| c.kind == Kind::Backward && c.axes == "tp1" && c.shape.len() == 5)
-                .count();
-            let refined = !program.mesh.aliases.is_empty();
-            assert_eq!(kv, if refined { 2 * LAYERS } else { 0 }, "{model} {mesh}: {rest:?}");
-            assert_eq!((tokens, norm, rest.len()), (3, 1, 4 + kv), "{model} {mesh}: {rest:?}");
+            let compiled = training_step(&read(model), mesh, false, &mut |_, _| {});
+            // Uneven pieces are padded: 11 of 32 tokens are a third.
+            let padding = if mesh == "tp=3" { 33.0 / 32.0 } else { 1.0 };
+            for ((layer, forward), units) in activations(&compiled, &compiled.program.mesh) {
+                let ends = layer == 0 || layer as usize == LAYERS - 1;
+                let most = if ends { 6.0 } else { 4.0 };
+                assert!(
+                    units <= most * padding + 1e-9,
+                    "{model} {mesh}: layer {layer}, forward {forward}: {units}"
+                );
+            }
+            for call in calls(&compiled.program).iter().filter(|c| c.axes.starts_with("tp")) {
+                let moved = call.shape.iter().any(|n| wide.contains(n));
+                assert!(!moved, "{model} {mesh}: {call:?} moves what is wide");
+                let known = ["all_reduce", "reduce_scatter", "all_gather", "all_to_all"].contains(&call.op);
+                assert!(known, "{model} {mesh}: {call:?}");
+            }
         }
     }
 }
@@ -100,7 +129,7 @@ fn every_printed_form_parses_back_to_itself() {
             assert_eq!(again.as_deref(), Ok(&*text), "{model} on `{mesh}` after {name}");
             names.push(name);
         });
-        assert_eq!(names.len(), 12);
+        assert_eq!(names.len(), 13);
     }
 }
 
@@ -117,14 +146,18 @@ fn no_rank_holds_more_logits_than_its_share() {
             let mut wide = 0;
             for buffer in &program.stages[0].buffers {
                 let local = ir::local_shape(&buffer.shape, &buffer.sharding, &program.mesh);
-                for (n, mine) in buffer.shape.iter().zip(&local).filter(|(n, _)| **n == vocabulary) {
-                    assert!(
-                        *mine <= n.div_ceil(tp),
-                        "{model} on {mesh}: {mine} of {n} columns in {:?}",
-                        buffer.shape
-                    );
-                    wide += 1;
+                if !buffer.shape.contains(&vocabulary) {
+                    continue;
                 }
+                // The columns of logits; of a table, and what belongs to it, some dimension.
+                let share = |(n, mine): (&usize, &usize)| *mine <= n.div_ceil(tp);
+                let mut dims = buffer.shape.iter().zip(&local);
+                let held = match buffer.shape.len() {
+                    2 => dims.any(share),
+                    _ => dims.filter(|(n, _)| **n == vocabulary).all(share),
+                };
+                assert!(held, "{model} on {mesh}: {local:?} of {:?}", buffer.shape);
+                wide += 1;
             }
             assert!(wide >= 4, "{model} on {mesh}: logits, table, moments");
         }

@@ -166,7 +166,7 @@ fn crates_know_only_whom_they_may() {
 /// The name of every pass, and of the conversion between them.
 fn passes() -> Vec<&'static str> {
     let graph = passes::GRAPH.iter().map(|p| p.name);
-    let sharded = passes::SHARDED.iter().map(|p| p.name);
+    let sharded = passes::PLACED.iter().chain(passes::CHOSEN).map(|p| p.name);
     let program = passes::PROGRAM.iter().map(|p| p.name);
     graph.chain(sharded).chain(["lower"]).chain(program).collect()
 }

@@ -10,6 +10,7 @@ use super::scan::{Scan, parse_shape, show_shape};
 use super::{ParseError, code, tables};
 use crate::graph::{Constraint, Loss, Mark, Tag};
 use crate::rows::Strategy;
+use crate::sharded::Reshard;
 use crate::{
     Decisions, Graph, Mesh, Name, Node, Op, Part, Scope, ShardedGraph, Sharding, Signature, Value, ValueType,
 };
@@ -30,7 +31,8 @@ impl fmt::Display for ShardedGraph {
         let agreed = if self.agreed { " agreed" } else { "" };
         writeln!(f, "sharded mesh {}{agreed}", self.mesh)?;
         for (name, sharding) in &self.decisions.places {
-            writeln!(f, "place {name} {}", sharding.show(&self.mesh))?;
+            let free = if self.decisions.free.contains(name) { " free" } else { "" };
+            writeln!(f, "place {name} {}{free}", sharding.show(&self.mesh))?;
         }
         for row in &self.decisions.schedule.rows {
             let actions: Vec<String> = row.iter().map(ToString::to_string).collect();
@@ -39,6 +41,11 @@ impl fmt::Display for ShardedGraph {
         write_tables(&self.graph, f)?;
         for (i, node) in self.graph.nodes.iter().enumerate() {
             writeln!(f, "{}", show_node(&self.graph, node, Some((self, i))))?;
+        }
+        for (v, copies) in &self.decisions.copies {
+            for Reshard { from, to } in copies {
+                writeln!(f, "copy {v} {} from {}", to.show(&self.mesh), from.show(&self.mesh))?;
+            }
         }
         write_ends(&self.graph, f)
     }
@@ -203,6 +210,11 @@ impl Read {
             }
             "place" => {
                 let (name, sharding) = rest.split_once(' ').ok_or("a place reads `place name [axes]`")?;
+                let (sharding, free) =
+                    sharding.strip_suffix(" free").map_or((sharding, false), |s| (s, true));
+                if free {
+                    self.decisions.free.insert(name.into());
+                }
                 let sharding =
                     Sharding::parse(sharding, self.mesh.as_ref().ok_or("`place` before `sharded mesh`")?)?;
                 self.decisions.places.insert(name.into(), sharding);
@@ -216,6 +228,7 @@ impl Read {
             "adamw" => self.graph.optimizer = Some(tables::parse_adamw(rest)?),
             "dump" if rest.is_empty() => self.graph.dump = true,
             "constrain" => self.constrain(rest)?,
+            "copy" => self.copy(rest)?,
             "gradient" => {
                 let (name, v) = rest.split_once(' ').ok_or("a gradient reads `gradient name v7`")?;
                 self.graph.gradients.push((name.into(), value(v, &self.graph)?));
@@ -239,6 +252,16 @@ impl Read {
             |d: &str| d.trim().split('.').filter(|n| *n != "_" && !n.is_empty()).map(Name::from).collect();
         let dims = if inner.trim().is_empty() { Vec::new() } else { inner.split(',').map(dim).collect() };
         self.graph.constraints.push(Constraint { value: value(v, &self.graph)?, dims, even });
+        Ok(())
+    }
+
+    fn copy(&mut self, text: &str) -> Result<(), String> {
+        let wrong = "a copy reads `copy v7 [dp, _] from [_, dp]`";
+        let (v, shardings) = text.split_once(' ').ok_or(wrong)?;
+        let (to, from) = shardings.split_once(" from ").ok_or(wrong)?;
+        let mesh = self.mesh.as_ref().ok_or("`copy` before `sharded mesh`")?;
+        let copy = Reshard { from: Sharding::parse(from, mesh)?, to: Sharding::parse(to, mesh)? };
+        self.decisions.copies.entry(value(v, &self.graph)?).or_default().push(copy);
         Ok(())
     }
 

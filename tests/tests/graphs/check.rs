@@ -3,10 +3,14 @@
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use ir::{Op, ShardedGraph, parse_graph, parse_program, parse_sharded, verify};
+use ir::{Decisions, Op, ShardedGraph, parse_graph, parse_program, parse_sharded, verify};
 use meshc_tests::backend::{F32, as_given_to, equals, feeds, flat, furthest, left_by_one_device};
+use meshc_tests::meaning::any_ways;
+use meshc_tests::random::Random;
 use meshc_tests::traffic::disagree;
-use passes::Compiled;
+use meshc_tests::whole::{here, wire};
+use passes::{Compiled, compile};
+use planner::choose::choose;
 use planner::{check, numeric};
 use runtime::eval::eval;
 
@@ -20,21 +24,31 @@ const F64: f64 = 1e-10;
 /// # Errors
 /// The first that does not hold.
 pub fn check(case: &Case, seed: u64) -> Result<(), String> {
-    let compiled = compiled(case)?;
+    let compiled = compiled(case, seed)?;
     means_the_same(case, &compiled, seed)?;
     runs_right(&compiled, seed)?;
     asked(&compiled.sharded)
+}
+
+/// How the graph of a seed is split, by turns: by the fewest bytes; where calls are dear, which gathers small values; in any
+/// way.
+pub fn decide(seed: u64) -> impl Fn(&ShardedGraph) -> Decisions {
+    move |sharded| match seed % 3 {
+        0 => choose(sharded, &wire()),
+        1 => choose(sharded, &here()),
+        _ => any_ways(sharded, &mut Random::new(seed)),
+    }
 }
 
 /// The graph, compiled: legal before and after every pass, and every form reads back to itself.
 ///
 /// # Errors
 /// What does not hold.
-pub fn compiled(case: &Case) -> Result<Compiled, String> {
+pub fn compiled(case: &Case, seed: u64) -> Result<Compiled, String> {
     verify::verify(&case.graph).map_err(|e| format!("the graph is not legal: {}", e[0]))?;
     let mut unread = None;
     let compiled = quietly(|| {
-        passes::compile(case.graph.clone(), &case.mesh, case.places.clone(), &mut |name, form| {
+        compile(case.graph.clone(), &case.mesh, case.places.clone(), &decide(seed), &mut |name, form| {
             let text = form.to_string();
             let again = match text.split_whitespace().next() {
                 Some("graph") => parse_graph(&text).map(|g| g.to_string()),
@@ -57,9 +71,9 @@ pub fn compiled(case: &Case) -> Result<Compiled, String> {
 }
 
 /// The graph, compiled, whatever else is wrong; none if that panics.
-pub fn compiled_anyhow(case: &Case) -> Option<Compiled> {
-    let compile = || passes::compile(case.graph.clone(), &case.mesh, case.places.clone(), &mut |_, _| {});
-    quietly(compile).ok()
+pub fn compiled_anyhow(case: &Case, seed: u64) -> Option<Compiled> {
+    let run = || compile(case.graph.clone(), &case.mesh, case.places.clone(), &decide(seed), &mut |_, _| {});
+    quietly(run).ok()
 }
 
 /// The sharded graph leaves behind what the graph does, in f64, and all its ranks what one device does.

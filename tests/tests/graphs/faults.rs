@@ -79,7 +79,7 @@ impl Broken {
 
 /// Compiled graphs with which nothing is wrong.
 fn sound(seeds: std::ops::Range<u64>) -> Vec<(u64, Compiled)> {
-    let one = |seed| Some((seed, compiled(&Builder::build(&Recipe::draw(seed))).ok()?));
+    let one = |seed| Some((seed, compiled(&Builder::build(&Recipe::draw(seed)), seed).ok()?));
     seeds.filter_map(one).filter(|(seed, compiled)| runs_right(compiled, *seed).is_ok()).collect()
 }
 

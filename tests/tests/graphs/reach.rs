@@ -37,7 +37,7 @@ fn body(of: &Body) -> &'static str {
 fn every_op_move_and_kernel_is_drawn() {
     let mut seen: BTreeSet<String> = BTreeSet::new();
     for seed in 0..300 {
-        let Some(compiled) = compiled_anyhow(&Builder::build(&Recipe::draw(seed))) else { continue };
+        let Some(compiled) = compiled_anyhow(&Builder::build(&Recipe::draw(seed)), seed) else { continue };
         let (graph, mesh) = (&compiled.sharded.graph, &compiled.sharded.mesh);
         seen.extend(graph.nodes.iter().map(|n| name(&n.op)));
         for (n, axes) in graph

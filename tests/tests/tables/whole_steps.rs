@@ -1,4 +1,5 @@
-//! A whole training step, its inputs and states placed anywhere on any mesh: every value is what one device computes.
+//! A whole training step, its inputs and states placed anywhere on any mesh, and its nodes split in any way: every value
+//! is what one device computes.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +7,7 @@ use ir::composite::{attention, cross_entropy, layer_norm, rms_norm, rotary, rota
 use ir::dsl::Model;
 use ir::state::{AdamW, Init};
 use ir::{DType, Graph, Mesh, Name, Sharding};
-use meshc_tests::meaning::{equals_one_device, feeds, step};
+use meshc_tests::meaning::{any_ways, equals_one_device, feeds, step_by};
 use meshc_tests::random::{Random, seeds};
 use runtime::eval::eval;
 use runtime::lockstep::Kernel;
@@ -14,7 +15,7 @@ use runtime::lockstep::Kernel;
 /// A small language model: tied embedding, one block with attention and a hidden layer.
 fn model() -> Graph {
     let mut m = Model::new();
-    for (name, size) in [("b", 2), ("s", 3), ("t", 3), ("d", 4), ("f", 6), ("v", 5), ("kv", 2), ("group", 2)]
+    for (name, size) in [("b", 2), ("s", 3), ("t", 3), ("d", 4), ("f", 6), ("v", 29), ("kv", 2), ("group", 2)]
     {
         m.dim(name, size);
     }
@@ -84,7 +85,8 @@ pub fn check(kernel: Kernel<f64>, seeds: std::ops::Range<u64>) -> Result<(), Str
         let mesh = *random.pick(&["x=2", "x=3", "x=2,y=2", "x=3,y=2", "x=2,y=2,z=2", "x=1,y=2,z=3"]);
         let mesh = Mesh::parse(mesh).unwrap_or_else(|e| panic!("{e}"));
         let places = places(&graph, &mesh, random);
-        let sharded = step(graph.clone(), &mesh, places);
+        let ways = Random::new(seed);
+        let sharded = step_by(graph.clone(), &mesh, places, &|s| any_ways(s, &mut ways.clone()));
         let feeds = feeds(&sharded.graph, BTreeMap::new(), seed);
         equals_one_device(&sharded, &feeds, kernel).map_err(|e| format!("seed {seed}: {e}"))?;
     }

@@ -1,0 +1,37 @@
+//! After it a value that the user constrained is the result of a reshard, from which every later use starts. A reshard
+//! that turns out to change nothing is dropped when shardings are known.
+//!
+//! Before anything is chosen, so that the choice sees a constraint as a node whose result lies as was asked.
+//!
+//! ```text
+//! v1 = exp v0              constrain v1 [tp, _]
+//! v2 = sin v1
+//!   ->
+//! v1 = exp v0
+//! v2 = reshard v1          constrain v2 [tp, _]
+//! v3 = sin v2
+//! ```
+
+use std::collections::HashSet;
+
+use ir::graph::Rewrite;
+use ir::{ShardedGraph, Value};
+
+use crate::reshard::push_reshard;
+
+pub(crate) fn run(sharded: &mut ShardedGraph) {
+    let asked: HashSet<Value> = sharded.graph.constraints.iter().map(|c| c.value).collect();
+    if asked.is_empty() {
+        return;
+    }
+    let old = std::mem::take(&mut sharded.graph);
+    let mut new = Rewrite::of(&old);
+    for node in &old.nodes {
+        new.copy(&old, node);
+        for v in node.results.iter().filter(|v| asked.contains(v)) {
+            let source = new.at(*v);
+            new.now[v.index()] = Some(push_reshard(&mut new, source, node.mark));
+        }
+    }
+    sharded.graph = new.finish(&old);
+}

@@ -1,0 +1,342 @@
+//! The choice as a network of tables: a variable for each node, whose values are its ways, one for each parameter, whose
+//! values are its places, and one for each value that several nodes use, whose values are the sets of copies in which it
+//! is there. What a node computes, what the copies of a value cost, and whether a copy is there as a node needs it are
+//! tables over one or two of them.
+
+use std::collections::{BTreeMap, HashMap};
+use std::rc::Rc;
+
+use ir::rows::Strategy;
+use ir::state::Role;
+use ir::{Axis, DType, Name, Op, Reshard, ShardedGraph, Sharding, Value};
+
+use super::eliminate::{Network, Solution, Var};
+use super::groups::{self, Group};
+use super::routes::{Beyond, Routes, Tensor};
+use super::space::{Settled, Space, Ways};
+use super::tables::{NEVER, Price, Table, TableId, plus};
+use crate::cluster::Cluster;
+
+/// What it costs to join a matrix parameter that `tp` splits: more than anything else, so that it is done only where
+/// nothing else is legal.
+const JOIN: Price = 1 << 50;
+
+/// How many copies of a value may be needed, beyond those that only one way needs: fewer where there are many shardings.
+fn most_copies(shardings: usize) -> usize {
+    match shardings {
+        0..=12 => 3,
+        13..=60 => 2,
+        _ => 1,
+    }
+}
+
+/// The choice, ready to be solved.
+#[derive(Debug)]
+pub struct Choice<'a> {
+    sharded: &'a ShardedGraph,
+    cluster: &'a Cluster,
+    /// The places of each state among which is chosen.
+    pub places: HashMap<Name, Vec<Sharding>>,
+    /// The ways of each node.
+    pub ways: Vec<Ways>,
+    /// The variable of each node.
+    pub vars: Vec<Var>,
+    /// The variables and tables.
+    pub network: Network,
+    /// Of each value, for each user what leads from each sharding to the others.
+    routes: Vec<Vec<Rc<Routes>>>,
+    users: Vec<Vec<(usize, usize)>>,
+    makers: Vec<usize>,
+    /// Values of which each user makes its own copy.
+    shared: Vec<bool>,
+    known: HashMap<Key, Rc<Of>>,
+    units: HashMap<usize, TableId>,
+}
+
+/// What the tables of a value depend on: its maker's ways, its users' and which operand it is, shape, type, whether it is
+/// a parameter; and which of the variables are the same.
+type Key = (usize, Vec<(usize, usize, usize)>, Vec<usize>, DType, bool);
+
+/// The tables of a value.
+#[derive(Debug)]
+struct Of {
+    routes: Rc<Routes>,
+    /// How many sets of copies there are, if several variables need it.
+    sets: Option<usize>,
+    /// Over maker and copies, or maker and the one user's variable.
+    source: TableId,
+    /// For each user over copies and user.
+    uses: Vec<TableId>,
+}
+
+/// Joins of `tp` are dear.
+#[derive(Debug)]
+struct Joins(Vec<Axis>);
+
+impl Beyond for Joins {
+    fn price(&self, from: &Sharding, to: &Sharding) -> Price {
+        let stays = |(d, axes): (usize, &Vec<Axis>)| {
+            axes.iter().filter(|a| self.0.contains(a)).all(|a| to.dims[d].contains(a))
+        };
+        if from.dims.iter().enumerate().all(stays) { 0 } else { JOIN }
+    }
+}
+
+impl<'a> Choice<'a> {
+    /// Of a graph on a mesh.
+    pub fn of(sharded: &'a ShardedGraph, cluster: &'a Cluster, settled: Option<Settled>) -> Choice<'a> {
+        let graph = &sharded.graph;
+        let mut space = Space::of(sharded, cluster, settled);
+        let groups = groups::all(&mut space, graph);
+        let mut users = vec![Vec::new(); graph.values.len()];
+        for (i, node) in graph.nodes.iter().enumerate() {
+            node.args.iter().enumerate().for_each(|(k, v)| users[v.index()].push((i, k)));
+        }
+        let mut choice = Choice {
+            sharded,
+            cluster,
+            places: std::mem::take(&mut space.places),
+            vars: Vec::new(),
+            network: Network::default(),
+            routes: vec![Vec::new(); graph.values.len()],
+            users,
+            makers: graph.makers(),
+            shared: graph.makers().iter().map(|i| *i < graph.nodes.len() && space.is_shared(*i)).collect(),
+            known: HashMap::new(),
+            units: HashMap::new(),
+            ways: Vec::new(),
+        };
+        choice.variables(groups);
+        (0..graph.values.len()).for_each(|v| choice.value(Value(v as u32)));
+        choice
+    }
+
+    fn variables(&mut self, groups: Vec<Group>) {
+        let graph = &self.sharded.graph;
+        let mut of_parameter: HashMap<&Name, Var> = HashMap::new();
+        let mut of_node: Vec<Option<(Var, Ways)>> = vec![None; graph.nodes.len()];
+        for group in groups {
+            let values = group.ways[0].all.len();
+            let first = &graph.nodes[group.members[0]];
+            let var = if let Op::State(name) | Op::Assign(name) = &first.op {
+                let role = graph.state(name).map(|s| &s.role);
+                let parameter = if let Some(Role::Moment(of)) = role { of } else { name };
+                *of_parameter.entry(parameter).or_insert_with(|| self.network.variable(values))
+            } else {
+                self.network.variable(values)
+            };
+            let works: Vec<TableId> = group.ways.iter().map(|w| self.works(w)).collect();
+            works.into_iter().for_each(|table| self.network.add(&[var], table));
+            for (i, ways) in group.members.into_iter().zip(group.ways) {
+                of_node[i] = Some((var, ways));
+            }
+        }
+        (self.vars, self.ways) = of_node.into_iter().flatten().unzip();
+    }
+
+    /// What each way of a node computes.
+    fn works(&mut self, ways: &Ways) -> TableId {
+        *self.units.entry(ways.id).or_insert_with(|| {
+            let table = Table::of(vec![ways.all.len()], |at| ways.all[at[0]].work);
+            self.network.tables.intern(table)
+        })
+    }
+
+    /// The tables of a value.
+    fn value(&mut self, value: Value) {
+        let users = self.users[value.index()].clone();
+        match self.shared[value.index()] {
+            true => users.iter().for_each(|user| self.value_for(value, &[*user])),
+            false => self.value_for(value, &users),
+        }
+    }
+
+    /// The tables of a value for some of its users.
+    fn value_for(&mut self, value: Value, users: &[(usize, usize)]) {
+        if users.is_empty() {
+            return;
+        }
+        let maker = self.makers[value.index()];
+        let ty = self.sharded.graph.ty(value);
+        let mut open: Vec<Var> =
+            users.iter().map(|(u, _)| self.vars[*u]).filter(|v| self.network.domains[*v] > 1).collect();
+        open.sort_unstable();
+        open.dedup();
+        let number = |u: usize| open.binary_search(&self.vars[u]).map_or(usize::MAX, |n| n.min(1));
+        let alone = open.len() <= 1;
+        let each =
+            users.iter().map(|(u, k)| (self.ways[*u].id, *k, if alone { number(*u) } else { 2 })).collect();
+        let key = (self.ways[maker].id, each, ty.shape.clone(), ty.dtype, self.is_matrix(value));
+        let of = match self.known.get(&key) {
+            Some(of) => of.clone(),
+            None => {
+                let of = Rc::new(self.tables_of(value, users, alone));
+                self.known.insert(key, of.clone());
+                of
+            }
+        };
+        self.routes[value.index()].extend(users.iter().map(|_| of.routes.clone()));
+        let source = self.vars[maker];
+        match of.sets {
+            None => {
+                let user = open.first().copied();
+                let vars: Vec<Var> = [source].into_iter().chain(user).collect();
+                self.network.add(&vars, of.source);
+            }
+            Some(sets) => {
+                let copies = self.network.variable(sets);
+                self.network.add(&[source, copies], of.source);
+                for ((u, _), table) in users.iter().zip(&of.uses) {
+                    self.network.add(&[copies, self.vars[*u]], *table);
+                }
+            }
+        }
+    }
+
+    /// Whether a value is a parameter of two dimensions or more, which stays as `tp` splits it.
+    fn is_matrix(&self, value: Value) -> bool {
+        let node = &self.sharded.graph.nodes[self.makers[value.index()]];
+        let large = self.sharded.graph.shape(value).iter().filter(|n| **n > 1).count();
+        matches!(node.op, Op::State(_)) && large > 1
+    }
+
+    fn tables_of(&mut self, value: Value, users: &[(usize, usize)], alone: bool) -> Of {
+        let graph = &self.sharded.graph;
+        let maker = self.makers[value.index()];
+        let sources: Vec<Sharding> =
+            self.ways[maker].all.iter().map(|w| w.layout.results[0].clone()).collect();
+        let needs: Vec<Vec<Sharding>> = users
+            .iter()
+            .map(|(u, k)| self.ways[*u].all.iter().map(|w| w.layout.args[*k].clone()).collect())
+            .collect();
+        let tensor = self.sharded.mesh.find("tp").filter(|_| self.is_matrix(value)).unwrap_or_default();
+        let beyond = Joins(tensor);
+        let ty = graph.ty(value);
+        let ends: Vec<Sharding> = sources.iter().chain(needs.iter().flatten()).cloned().collect();
+        let given = Tensor { shape: &ty.shape, dtype: ty.dtype, beyond: &beyond };
+        let routes = Rc::new(Routes::between(given, &ends, &self.sharded.mesh, self.cluster));
+        let sources: Vec<usize> = sources.iter().map(|s| routes.at(s)).collect();
+        let needs: Vec<Vec<usize>> =
+            needs.iter().map(|of| of.iter().map(|s| routes.at(s)).collect()).collect();
+        let tables = &mut self.network.tables;
+        if alone {
+            // All users that have a choice have the same one.
+            let values = needs.iter().map(Vec::len).max().unwrap_or(1);
+            let price = |p: usize, x: usize| {
+                let set: Vec<usize> = needs.iter().map(|of| of[x.min(of.len() - 1)]).collect();
+                routes.tree(sources[p], &set).0
+            };
+            let table = match values {
+                1 => Table::of(vec![sources.len()], |at| price(at[0], 0)),
+                _ => Table::of(vec![sources.len(), values], |at| price(at[0], at[1])),
+            };
+            let source = tables.intern(table);
+            return Of { source, routes, sets: None, uses: Vec::new() };
+        }
+        let sets = sets(&needs);
+        let source = tables.intern(Table::of(vec![sources.len(), sets.len()], |at| {
+            routes.tree(sources[at[0]], &sets[at[1]]).0
+        }));
+        let uses = needs
+            .iter()
+            .map(|of| {
+                let there = |at: &[usize]| if sets[at[0]].contains(&of[at[1]]) { 0 } else { NEVER };
+                tables.intern(Table::of(vec![sets.len(), of.len()], there))
+            })
+            .collect();
+        Of { routes, sets: Some(sets.len()), source, uses }
+    }
+
+    /// The best choice.
+    pub fn solve(&mut self) -> Solution {
+        self.network.solve()
+    }
+
+    /// The way of each node.
+    pub fn picked(&self, pick: &[usize]) -> Vec<usize> {
+        self.vars.iter().map(|v| pick[*v]).collect()
+    }
+
+    /// The strategies of the nodes at these ways.
+    pub fn strategies(&self, picked: &[usize]) -> Vec<Strategy> {
+        self.ways.iter().zip(picked).map(|(w, p)| w.all[*p].strategy.clone()).collect()
+    }
+
+    /// Where each state lies, at these ways.
+    pub fn places_at(&self, picked: &[usize]) -> HashMap<Name, Sharding> {
+        let each = self.sharded.graph.nodes.iter().zip(picked).filter_map(|(node, p)| {
+            let (Op::State(name) | Op::Assign(name)) = &node.op else { return None };
+            Some((name.clone(), self.places.get(name)?.get(*p)?.clone()))
+        });
+        each.collect()
+    }
+
+    /// The reshards that bring a value to where its users need it, at these ways of the nodes, and their price.
+    pub fn copies(&self, value: Value, picked: &[usize]) -> (Price, Vec<Reshard>) {
+        let maker = self.makers[value.index()];
+        let from = &self.ways[maker].all[picked[maker]].layout.results[0];
+        let (mut price, mut copies) = (0, Vec::new());
+        let mut needs: BTreeMap<*const Routes, (&Routes, Vec<usize>)> = BTreeMap::new();
+        for ((u, k), routes) in self.users[value.index()].iter().zip(&self.routes[value.index()]) {
+            let need = routes.at(&self.ways[*u].all[picked[*u]].layout.args[*k]);
+            if self.shared[value.index()] {
+                price = plus(price, routes.price(routes.at(from), need));
+            }
+            needs.entry(Rc::as_ptr(routes)).or_insert((routes, Vec::new())).1.push(need);
+        }
+        for (routes, needs) in needs.into_values() {
+            let (all, edges) = routes.tree(routes.at(from), &needs);
+            if !self.shared[value.index()] {
+                price = plus(price, all);
+            }
+            for (a, b) in edges {
+                let reshard = Reshard { from: routes.all[a].clone(), to: routes.all[b].clone() };
+                // Two ways to one sharding would be one too many.
+                if !copies.iter().any(|c: &Reshard| c.to == reshard.to) {
+                    copies.push(reshard);
+                }
+            }
+        }
+        (price, copies)
+    }
+
+    /// The price of these ways of the nodes: what they compute, and all copies.
+    pub fn price(&self, picked: &[usize]) -> Price {
+        let work = self.ways.iter().zip(picked).map(|(w, p)| w.all[*p].work);
+        let copies = (0..self.routes.len()).map(|v| self.copies(Value(v as u32), picked).0);
+        work.chain(copies).fold(0, plus)
+    }
+
+    /// All copies that are made.
+    pub fn all_copies(&self, picked: &[usize]) -> BTreeMap<Value, Vec<Reshard>> {
+        let each = (0..self.routes.len()).map(|v| Value(v as u32));
+        each.map(|v| (v, self.copies(v, picked).1)).filter(|(_, copies)| !copies.is_empty()).collect()
+    }
+}
+
+/// The sets of copies, by their places, of which one is there: what users need that have no choice, and up to a few more,
+/// so that every user finds what it needs.
+fn sets(needs: &[Vec<usize>]) -> Vec<Vec<usize>> {
+    let mut base: Vec<usize> = needs.iter().filter(|of| of.len() == 1).map(|of| of[0]).collect();
+    base.sort_unstable();
+    base.dedup();
+    let mut others: Vec<usize> = needs.iter().flatten().copied().filter(|n| !base.contains(n)).collect();
+    others.sort_unstable();
+    others.dedup();
+    let choosing = needs.iter().filter(|of| of.len() > 1).count();
+    let most = most_copies(others.len() + base.len());
+    let suffices = |set: &Vec<usize>| needs.iter().all(|of| of.iter().any(|n| set.contains(n)));
+    let (mut sets, mut last) = (Vec::new(), vec![(base, 0)]);
+    for more in 0..=choosing {
+        sets.extend(last.iter().map(|(set, _)| set).filter(|set| suffices(set)).cloned());
+        if more >= most && !sets.is_empty() {
+            break;
+        }
+        let with = |(set, from): &(Vec<usize>, usize)| {
+            let rest = others.iter().enumerate().skip(*from);
+            rest.map(|(i, n)| ([&set[..], &[*n]].concat(), i + 1)).collect::<Vec<_>>()
+        };
+        last = last.iter().flat_map(with).collect();
+    }
+    sets
+}

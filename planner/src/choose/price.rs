@@ -1,0 +1,112 @@
+//! What a reshard and a node cost, in the units of the search, from the same functions that price a program.
+
+use ir::rows::{Layout, Strategy};
+use ir::{DType, Graph, Mesh, Node, Op, Sharding, bound, moves};
+
+use super::tables::Price;
+use crate::cluster::Cluster;
+use crate::cost::{self, Lies, Work};
+
+/// Picoseconds.
+fn price(seconds: f64) -> Price {
+    (seconds * 1e12).round() as Price
+}
+
+/// What a reshard sends, and how long it takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Sent {
+    /// Calls.
+    pub collectives: usize,
+    /// Bytes that a rank sends.
+    pub wire_bytes: f64,
+    /// Seconds, copies within a rank among them.
+    pub seconds: f64,
+}
+
+impl Sent {
+    /// Both.
+    pub fn and(self, other: Sent) -> Sent {
+        Sent {
+            collectives: self.collectives + other.collectives,
+            wire_bytes: self.wire_bytes + other.wire_bytes,
+            seconds: self.seconds + other.seconds,
+        }
+    }
+
+    /// As a price: a picosecond more for each collective.
+    pub fn price(&self) -> Price {
+        price(self.seconds) + self.collectives as Price
+    }
+}
+
+/// The moves from one sharding of a tensor to another.
+pub fn sent(
+    shape: &[usize],
+    dtype: DType,
+    from: &Sharding,
+    to: &Sharding,
+    mesh: &Mesh,
+    cluster: &Cluster,
+) -> Sent {
+    let mut at = from.clone();
+    let mut total = Sent::default();
+    for step in moves(from, to, mesh) {
+        let next = step.after(&at);
+        let (before, after) = (Lies { shape, dtype, sharding: &at }, Lies { shape, dtype, sharding: &next });
+        total = total.and(if step.is_collective() {
+            let message = cost::message(&step, before, after, mesh);
+            let collectives = usize::from(message.group > 1);
+            Sent {
+                collectives,
+                wire_bytes: message.wire_bytes,
+                seconds: cost::message_seconds(message, cluster),
+            }
+        } else {
+            let bytes = 2.0 * after.bytes(mesh) as f64;
+            Sent { seconds: bytes / cluster.memory_bandwidth, ..Sent::default() }
+        });
+        at = next;
+    }
+    total
+}
+
+/// Whether an op is computed element by element, so that it joins what is computed before it in one kernel.
+pub fn is_map(node: &Node) -> bool {
+    let alone = |f| node.signature.results.iter().all(|r| ir::Signature::has(r, f));
+    let maps =
+        matches!(node.op, Op::Einsum { .. } | Op::Add | Op::Unary(_) | Op::Binary(_) | Op::Select | Op::Cast);
+    maps && (0..node.sizes.len()).all(alone)
+}
+
+/// What a node computes on the rank with the largest pieces, `stored` if its result is written to memory.
+pub fn work(
+    graph: &Graph,
+    node: &Node,
+    strategy: &Strategy,
+    layout: &Layout,
+    stored: bool,
+    mesh: &Mesh,
+) -> Work {
+    let points: f64 =
+        node.sizes.iter().zip(&strategy.split).map(|(n, axes)| bound(*n, axes, mesh) as f64).product();
+    let bytes = |of: &[ir::Value], lie: &[Sharding]| -> f64 {
+        let each = of.iter().zip(lie).map(|(v, sharding)| {
+            let ty = graph.ty(*v);
+            Lies { shape: &ty.shape, dtype: ty.dtype, sharding }.bytes(mesh) as f64
+        });
+        each.sum()
+    };
+    let written = if stored { bytes(&node.results, &layout.results) } else { 0.0 };
+    if node.args.is_empty() || matches!(node.op, Op::Reshard | Op::Assign(_) | Op::Tap(_)) {
+        return Work::default();
+    }
+    match node.is_product() {
+        true => Work { flops: 2.0 * points, bytes: bytes(&node.args, &layout.args) + written },
+        false => Work { flops: points, bytes: written },
+    }
+}
+
+/// The price of what a node computes.
+pub fn computing(work: Work, cluster: &Cluster) -> Price {
+    price((work.flops / cluster.flops).max(work.bytes / cluster.memory_bandwidth))
+}
