@@ -170,8 +170,8 @@ pub struct PlanArgs {
     /// Exit 2 if it does not fit
     #[arg(long)]
     pub require_fit: bool,
-    /// Why each split was chosen
-    #[arg(long, num_args = 0..=1, default_missing_value = "", value_name = "TENSOR", hide = true)]
+    /// Why each product is split as it is and each reshard goes its way; of TENSOR, what led to what runs
+    #[arg(long, num_args = 0..=1, default_missing_value = "", value_name = "TENSOR")]
     pub explain: Option<String>,
 }
 

@@ -1,12 +1,14 @@
 //! From what the user asks to a graph with places on a mesh: everything that can make no sense is found here.
 
+use std::collections::HashSet;
 use std::path::Path;
 
+use ir::graph::{Mark, NewNode};
 use ir::state::AdamW;
-use ir::{Graph, Mesh, Name, Places, verify};
+use ir::{Graph, Mesh, Name, Op, Places, Signature, verify};
 use models::{Config, Shape};
 use passes::{Compiled, Trace};
-use planner::choose::compile;
+use planner::choose::{Chosen, compile, compile_with_reasons};
 use planner::cluster::Cluster;
 use planner::conventions::{AXES, free, places, refine};
 use planner::even::uneven;
@@ -69,6 +71,7 @@ pub fn read(origin: &Origin, args: &SplitArgs, fed: Option<Shape>) -> Result<Req
     let (title, config, mut graph, shape) = model(origin, args, fed)?;
     if args.mode == Mode::Forward {
         graph.loss = None;
+        keep_outputs(&mut graph);
     }
     check_constraints(&graph, &mesh, &constraint_lines(args))?;
     let mesh = refine(&graph, &mesh);
@@ -88,12 +91,40 @@ pub fn read(origin: &Origin, args: &SplitArgs, fed: Option<Shape>) -> Result<Req
 }
 
 impl Request {
+    /// Compiles it as a plan needs it, and says why each split was chosen.
+    pub fn compile_with_reasons(&self) -> Chosen {
+        let mut graph = self.graph.clone();
+        graph.optimizer = Some(AdamW::default());
+        compile_with_reasons(graph, &self.mesh, self.places.clone(), &self.cluster)
+    }
+
     /// Compiles it, with an optimizer if a loss is to be minimised.
     pub fn compile(&self, adamw: AdamW, dump: bool, trace: Trace) -> Compiled {
         let mut graph = self.graph.clone();
         graph.optimizer = Some(adamw);
-        graph.dump = dump;
+        graph.dump |= dump;
         compile(graph, &self.mesh, self.places.clone(), &self.cluster, trace)
+    }
+}
+
+/// The forward pass hands out what nothing in it uses, logits among it.
+fn keep_outputs(graph: &mut Graph) {
+    graph.dump = true;
+    let used: HashSet<ir::Value> = graph.nodes.iter().flat_map(|n| n.args.iter().copied()).collect();
+    let last = graph.nodes.iter().filter(|n| !matches!(n.op, Op::Input(_) | Op::State(_) | Op::Const(_)));
+    let outputs: Vec<(ir::Value, Mark)> = last
+        .flat_map(|n| n.results.iter().map(|v| (*v, n.mark)))
+        .filter(|(v, _)| !used.contains(v))
+        .collect();
+    for (v, mark) in outputs {
+        let factors: Vec<Name> = (0..graph.shape(v).len()).map(|i| format!("i{i}").into()).collect();
+        let dims = (0..factors.len()).map(|f| vec![f]).collect();
+        let signature = Signature { factors, args: vec![dims], results: Vec::new() };
+        let (op, dtype) = (Op::Tap(v.to_string().into()), graph.ty(v).dtype);
+        let args = vec![v];
+        let tap =
+            NewNode { op, signature, args, dtype, known: vec![], mark, tag: None, of: None, like: None };
+        graph.push(tap).unwrap_or_else(|e| unreachable!("a tap takes any value: {e}"));
     }
 }
 

@@ -78,7 +78,27 @@ pub fn places(graph: &Graph, mesh: &Mesh) -> BTreeMap<Name, Sharding> {
     };
     let inputs = graph.inputs.iter().map(|i| (&i.name, &i.dims));
     let states = graph.states.iter().map(|s| (&s.name, &s.dims));
-    inputs.chain(states).map(|(name, dims)| (name.clone(), place(dims, mesh, &axes))).collect()
+    let mut places: BTreeMap<Name, Sharding> =
+        inputs.chain(states).map(|(name, dims)| (name.clone(), place(dims, mesh, &axes))).collect();
+    for state in graph.states.iter().filter(|s| matches!(s.role, Role::Parameter { .. })) {
+        if let Some(place) = places.get_mut(&state.name) {
+            split_matrix(&state.dims, place, mesh);
+        }
+    }
+    places
+}
+
+/// A matrix that no rule splits over `tp` is split along its largest dimension.
+fn split_matrix(dims: &[(Name, usize)], place: &mut Sharding, mesh: &Mesh) {
+    let tp: Vec<Axis> = mesh.find("tp").into_iter().flatten().filter(|a| mesh.size(*a) > 1).collect();
+    let matrix = dims.iter().filter(|(_, n)| *n > 1).count() > 1;
+    if tp.is_empty() || !matrix || place.axes().any(|a| tp.contains(&a)) {
+        return;
+    }
+    let large = (0..dims.len()).filter(|d| dims[*d].1 >= mesh.pieces(&tp)).rev();
+    if let Some(d) = large.max_by_key(|d| dims[*d].1) {
+        place.dims[d].splice(0..0, tp);
+    }
 }
 
 /// The parameters that `tp` splits: along which dimension is for the choice, unless the user says so.

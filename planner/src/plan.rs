@@ -33,7 +33,7 @@ pub struct Plan {
     pub schedule: SchedulePlan,
     /// Seconds.
     pub time: Time,
-    /// How each matrix product is split.
+    /// How each matrix product is split, and each reshard goes; empty unless a search was asked why.
     pub choices: Vec<Choice>,
 }
 
@@ -189,21 +189,25 @@ pub struct Time {
     pub mfu: f64,
 }
 
-/// How a matrix product is split.
-#[derive(Clone, Debug, Serialize)]
+/// How a matrix product is split, or a reshard goes.
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Choice {
-    /// The op.
+    /// The op: a signature, or from where to where a value is brought.
     pub op: String,
     /// What it makes.
     pub tensor: String,
-    /// Factor by factor.
+    /// `gather`, `scatter` or `local` and the split of factors; or collectives.
     pub chosen: String,
-    /// What else could be; empty until the search prices them.
+    /// Bytes that a rank sends for operands and result.
+    pub wire_bytes: f64,
+    /// Seconds of that and of the op.
+    pub seconds: f64,
+    /// What else could be, all else as it was chosen.
     pub alternatives: Vec<Alternative>,
 }
 
 /// Another way to split.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Alternative {
     /// Factor by factor.
     pub strategy: String,
@@ -219,15 +223,17 @@ pub fn plan(sharded: &ShardedGraph, program: &Program, cluster: &Cluster) -> Pla
     let comm = comm(sharded, program, cluster);
     let ranks = program.mesh.ranks();
     let compute = compute_seconds(program, cluster);
-    let exposed: f64 = comm.iter().map(|c| c.count as f64 * c.exposed_seconds).sum();
+    let exposed: f64 = comm.iter().map(|c| c.count as f64 * c.exposed_seconds).fold(0.0, |a, b| a + b);
     let step = compute + exposed;
+    // A step in which nothing runs has no rate.
+    let rate = |work: f64| if step > 0.0 { work / step } else { 0.0 };
     let time = Time {
         step_seconds: step,
         compute_seconds: compute,
         exposed_comm_seconds: exposed,
         bubble_seconds: 0.0,
-        tokens_per_second: model.tokens_per_step as f64 / step,
-        mfu: model.flops_full / (step * ranks as f64 * cluster.flops),
+        tokens_per_second: rate(model.tokens_per_step as f64),
+        mfu: rate(model.flops_full) / (ranks as f64 * cluster.flops),
     };
     let mut by_op: BTreeMap<&'static str, OpTotal> = BTreeMap::new();
     for row in &comm {
@@ -250,7 +256,7 @@ pub fn plan(sharded: &ShardedGraph, program: &Program, cluster: &Cluster) -> Pla
         memory: memory(program, cluster),
         schedule: schedule(sharded, program),
         time,
-        choices: choices(sharded),
+        choices: Vec::new(),
     }
 }
 
@@ -354,7 +360,7 @@ fn compute_seconds(program: &Program, cluster: &Cluster) -> f64 {
         .map(|(_, stage, segment, count)| {
             count as f64 * segment.instructions.iter().map(|i| of(stage, i)).sum::<f64>()
         })
-        .sum()
+        .fold(0.0, |a, b| a + b)
 }
 
 fn memory(program: &Program, cluster: &Cluster) -> Memory {
@@ -417,23 +423,6 @@ fn schedule(sharded: &ShardedGraph, program: &Program) -> SchedulePlan {
         },
         table,
     }
-}
-
-fn choices(sharded: &ShardedGraph) -> Vec<Choice> {
-    let graph = &sharded.graph;
-    let makers = graph.makers();
-    let products = graph.nodes.iter().enumerate().filter(|(_, n)| n.is_product());
-    products
-        .map(|(i, node)| {
-            let split = sharded.decisions.strategies[i].show(node, &sharded.mesh);
-            Choice {
-                op: node.signature.to_string(),
-                tensor: names::name(graph, &makers, node.results[0]),
-                chosen: if split.is_empty() { "whole".to_string() } else { split },
-                alternatives: Vec::new(),
-            }
-        })
-        .collect()
 }
 
 /// The operations of all matrix products that run, on the rank with the largest pieces.

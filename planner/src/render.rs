@@ -3,7 +3,7 @@
 use comfy_table::{CellAlignment, Table, presets};
 
 use crate::cluster::Cluster;
-use crate::plan::{Comm, Plan};
+use crate::plan::{Choice, Comm, Plan};
 use crate::units::{bytes, count, grouped, seconds};
 
 /// The plan of a model called `title`.
@@ -128,6 +128,47 @@ fn comm(plan: &Plan) -> String {
         ]);
     }
     show(rows, 3)
+}
+
+/// What was chosen for each product and reshard, and what else could be; those that differ only by their layer once.
+pub fn choices(plan: &Plan, exact: bool) -> String {
+    let mut kinds: Vec<(Choice, usize)> = Vec::new();
+    for choice in &plan.choices {
+        let general = Choice { tensor: any_layer(&choice.tensor), ..choice.clone() };
+        match kinds.iter_mut().find(|(c, _)| *c == general) {
+            Some((_, n)) => *n += 1,
+            None => kinds.push((general, 1)),
+        }
+    }
+    let proof = match exact {
+        true => "nothing cheaper is legal: every way to split was compared",
+        false => "axes were chosen one after the other; a cheaper way may exist",
+    };
+    let mut out =
+        format!("what was chosen, and what else could be, with wire bytes a rank and time ({proof})\n");
+    for (choice, n) in kinds {
+        let times = if n > 1 { format!(" x{n}") } else { String::new() };
+        out += &format!("\n{}{times}: {}\n", choice.tensor, choice.op);
+        let line = |mark: &str, what: &str, b: f64, s: f64| {
+            format!("  {mark} {what:<48} {:>10} {:>9}\n", bytes(b), seconds(s))
+        };
+        out += &line("*", &choice.chosen, choice.wire_bytes, choice.seconds);
+        for a in &choice.alternatives {
+            out += &line(" ", &a.strategy, a.wire_bytes, a.seconds);
+        }
+    }
+    out
+}
+
+/// A name with `*` for the number of the layer.
+fn any_layer(name: &str) -> String {
+    let words = name.split_inclusive(['.', ' ']);
+    let word = |w: &str| {
+        let number = w.trim_end_matches(['.', ' ']);
+        let digits = !number.is_empty() && number.chars().all(|c| c.is_ascii_digit());
+        if digits { w.replace(number, "*") } else { w.to_string() }
+    };
+    words.map(word).collect()
 }
 
 fn fits(plan: &Plan) -> String {

@@ -11,6 +11,7 @@ pub mod groups;
 pub mod network;
 mod places;
 pub mod price;
+pub mod reasons;
 pub mod routes;
 pub mod space;
 pub mod tables;
@@ -23,6 +24,38 @@ use passes::{Compiled, Trace};
 use crate::cluster::Cluster;
 use network::Choice;
 use space::Settled;
+
+/// What compiling by the best decisions gives.
+#[derive(Clone, Debug)]
+pub struct Chosen {
+    /// The graph on its mesh, and the program.
+    pub compiled: Compiled,
+    /// Why each product is split as it is and each reshard goes as it goes.
+    pub reasons: Vec<crate::plan::Choice>,
+    /// Whether nothing cheaper is in the space, see [`Best::exact`].
+    pub exact: bool,
+}
+
+/// Compiles as [`compile`] does, and says why.
+///
+/// # Panics
+/// As [`passes::compile`], where meshc is at fault.
+pub fn compile_with_reasons(
+    graph: Graph,
+    mesh: &Mesh,
+    places: impl Into<Places>,
+    cluster: &Cluster,
+) -> Chosen {
+    let known = std::cell::RefCell::new((Vec::new(), false));
+    let choose = |sharded: &ShardedGraph| {
+        let best = best(sharded, cluster);
+        *known.borrow_mut() = (reasons::reasons(sharded, &best, cluster), best.exact);
+        best.decisions
+    };
+    let compiled = passes::compile(graph, mesh, places, &choose, &mut |_, _| {});
+    let (reasons, exact) = known.into_inner();
+    Chosen { compiled, reasons, exact }
+}
 
 /// Compiles a graph whose inputs and states lie at `places` by the best decisions at the prices of a cluster.
 ///

@@ -21,10 +21,15 @@ use crate::cluster::Cluster;
 /// nothing else is legal.
 const JOIN: Price = 1 << 50;
 
-/// How many copies of a value may be needed, beyond those that only one way needs: fewer where there are many shardings.
-fn most_copies(shardings: usize) -> usize {
+/// A graph of so many nodes is small.
+const SMALL: usize = 64;
+
+/// How many copies of a value there may be, beyond those that some user needs in any case: fewer where there are many
+/// shardings and the graph is not small.
+fn most_copies(shardings: usize, nodes: usize) -> usize {
     match shardings {
         0..=12 => 3,
+        13..=60 if nodes <= SMALL => 3,
         13..=60 => 2,
         _ => 1,
     }
@@ -233,7 +238,7 @@ impl<'a> Choice<'a> {
             let source = tables.intern(table);
             return Of { source, routes, sets: None, uses: Vec::new() };
         }
-        let sets = sets(&needs);
+        let sets = sets(&needs, graph.nodes.len());
         let source = tables.intern(Table::of(vec![sources.len(), sets.len()], |at| {
             routes.tree(sources[at[0]], &sets[at[1]]).0
         }));
@@ -269,6 +274,11 @@ impl<'a> Choice<'a> {
             Some((name.clone(), self.places.get(name)?.get(*p)?.clone()))
         });
         each.collect()
+    }
+
+    /// The shardings that lie between those in which a value is made and needed.
+    pub fn shardings(&self, value: Value) -> Vec<&Sharding> {
+        self.routes[value.index()].first().map_or(Vec::new(), |r| r.all.iter().collect())
     }
 
     /// The reshards that bring a value to where its users need it, at these ways of the nodes, and their price.
@@ -316,7 +326,7 @@ impl<'a> Choice<'a> {
 
 /// The sets of copies, by their places, of which one is there: what users need that have no choice, and up to a few more,
 /// so that every user finds what it needs.
-fn sets(needs: &[Vec<usize>]) -> Vec<Vec<usize>> {
+fn sets(needs: &[Vec<usize>], nodes: usize) -> Vec<Vec<usize>> {
     let mut base: Vec<usize> = needs.iter().filter(|of| of.len() == 1).map(|of| of[0]).collect();
     base.sort_unstable();
     base.dedup();
@@ -324,7 +334,7 @@ fn sets(needs: &[Vec<usize>]) -> Vec<Vec<usize>> {
     others.sort_unstable();
     others.dedup();
     let choosing = needs.iter().filter(|of| of.len() > 1).count();
-    let most = most_copies(others.len() + base.len());
+    let most = most_copies(others.len() + base.len(), nodes);
     let suffices = |set: &Vec<usize>| needs.iter().all(|of| of.iter().any(|n| set.contains(n)));
     let (mut sets, mut last) = (Vec::new(), vec![(base, 0)]);
     for more in 0..=choosing {
