@@ -5,10 +5,10 @@ use std::path::Path;
 
 use ir::graph::{Mark, NewNode};
 use ir::state::AdamW;
-use ir::{Graph, Mesh, Name, Op, Places, Signature, verify};
+use ir::{Graph, Mesh, Name, Op, Places, ShardedGraph, Signature, verify};
 use models::{Config, Shape};
 use passes::{Compiled, Trace};
-use planner::choose::{Chosen, compile, compile_with_reasons};
+use planner::choose::{Best, compile, compile_and_tell};
 use planner::cluster::Cluster;
 use planner::conventions::{AXES, free, places, refine};
 use planner::even::uneven;
@@ -91,11 +91,11 @@ pub fn read(origin: &Origin, args: &SplitArgs, fed: Option<Shape>) -> Result<Req
 }
 
 impl Request {
-    /// Compiles it as a plan needs it, and says why each split was chosen.
-    pub fn compile_with_reasons(&self) -> Chosen {
+    /// Compiles it as a plan needs it, and tells what was chosen.
+    pub fn compile_and_tell(&self, tell: &dyn Fn(&ShardedGraph, &Best)) -> Compiled {
         let mut graph = self.graph.clone();
         graph.optimizer = Some(AdamW::default());
-        compile_with_reasons(graph, &self.mesh, self.places.clone(), &self.cluster)
+        compile_and_tell(graph, &self.mesh, self.places.clone(), &self.cluster, tell)
     }
 
     /// Compiles it, with an optimizer if a loss is to be minimised.

@@ -6,6 +6,7 @@ pub mod cluster;
 pub mod conventions;
 pub mod cost;
 pub mod even;
+pub mod explain;
 pub mod names;
 pub mod numeric;
 pub mod plan;

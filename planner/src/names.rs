@@ -19,6 +19,14 @@ pub fn name(graph: &Graph, makers: &[usize], value: Value) -> String {
         let of = name(graph, makers, like);
         return if of.starts_with("gradient of ") { of } else { format!("gradient of {of}") };
     }
+    // A product is called by its parameter, if it has one: by that a person knows it.
+    let parameter = node.args.iter().filter(|_| node.is_product()).find_map(|v| {
+        let maker = graph.nodes.get(*makers.get(v.index())?)?;
+        if let Op::State(name) = &maker.op { Some(name.clone()) } else { None }
+    });
+    if let (Some(parameter), Part::Forward) = (parameter, node.mark.part) {
+        return format!("{parameter} product");
+    }
     let what = match &node.tag {
         Some(tag) if &*tag.role == "inner" => tag.composite.to_string(),
         Some(tag) => format!("{} {}", tag.composite, tag.role),

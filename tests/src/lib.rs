@@ -5,5 +5,6 @@ pub mod backend;
 pub mod meaning;
 pub mod oracle;
 pub mod random;
+pub mod spread;
 pub mod traffic;
 pub mod whole;

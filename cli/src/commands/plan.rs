@@ -1,6 +1,11 @@
 //! `meshc plan`: compile and print what it will do, before anything runs.
 
-use planner::choose::Chosen;
+use std::cell::RefCell;
+
+use ir::ShardedGraph;
+use planner::choose::Best;
+use planner::choose::reasons::reasons;
+use planner::explain::explain;
 use planner::{plan, planfile, render};
 use runtime::files::save::write_text;
 
@@ -11,21 +16,30 @@ use crate::request::{self, Origin};
 
 pub(crate) fn run(origin: &Origin, args: &PlanArgs) -> Result<(), Failure> {
     let request = request::read(origin, &args.split, None)?;
-    let Chosen { compiled, reasons, exact } = request.compile_with_reasons();
+    let asked = args.explain.as_deref().filter(|tensor| !tensor.is_empty());
+    let told = RefCell::new((Vec::new(), false, None));
+    let tell = |sharded: &ShardedGraph, best: &Best| {
+        let chain = asked.map(|tensor| explain(sharded, best, tensor));
+        *told.borrow_mut() = (reasons(sharded, best, &request.cluster), best.exact, chain);
+    };
+    let compiled = request.compile_and_tell(&tell);
+    let (choices, exact, chain) = told.into_inner();
+    let chain = chain.transpose().map_err(|e| Failure::Request(format!("--explain {e}")))?;
     let mut plan = plan::plan(&compiled.sharded, &compiled.program, &request.cluster);
-    plan.choices = reasons;
+    plan.choices = choices;
     if let Some(path) = &args.output {
         write_text(path, &planfile::write(&compiled.sharded, &compiled.program))
             .map_err(|e| Failure::Write(e.to_string()))?;
     }
-    match args.format {
-        Format::Text => {
+    match (args.format, chain) {
+        (Format::Text, None) => {
             print(&render::text(&plan, &request.title, &request.cluster))?;
             if args.explain.is_some() {
                 print(&format!("\n{}", render::choices(&plan, exact)))?;
             }
         }
-        Format::Json => {
+        (Format::Text, Some(chain)) => print(&chain)?,
+        (Format::Json, _) => {
             let text = serde_json::to_string_pretty(&plan).map_err(|e| Failure::Run(e.to_string()))?;
             print(&(text + "\n"))?;
         }

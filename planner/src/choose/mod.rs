@@ -25,36 +25,23 @@ use crate::cluster::Cluster;
 use network::Choice;
 use space::Settled;
 
-/// What compiling by the best decisions gives.
-#[derive(Clone, Debug)]
-pub struct Chosen {
-    /// The graph on its mesh, and the program.
-    pub compiled: Compiled,
-    /// Why each product is split as it is and each reshard goes as it goes.
-    pub reasons: Vec<crate::plan::Choice>,
-    /// Whether nothing cheaper is in the space, see [`Best::exact`].
-    pub exact: bool,
-}
-
-/// Compiles as [`compile`] does, and says why.
+/// Compiles as [`compile`] does, and tells what was chosen.
 ///
 /// # Panics
 /// As [`passes::compile`], where meshc is at fault.
-pub fn compile_with_reasons(
+pub fn compile_and_tell(
     graph: Graph,
     mesh: &Mesh,
     places: impl Into<Places>,
     cluster: &Cluster,
-) -> Chosen {
-    let known = std::cell::RefCell::new((Vec::new(), false));
+    tell: &dyn Fn(&ShardedGraph, &Best),
+) -> Compiled {
     let choose = |sharded: &ShardedGraph| {
         let best = best(sharded, cluster);
-        *known.borrow_mut() = (reasons::reasons(sharded, &best, cluster), best.exact);
+        tell(sharded, &best);
         best.decisions
     };
-    let compiled = passes::compile(graph, mesh, places, &choose, &mut |_, _| {});
-    let (reasons, exact) = known.into_inner();
-    Chosen { compiled, reasons, exact }
+    passes::compile(graph, mesh, places, &choose, &mut |_, _| {})
 }
 
 /// Compiles a graph whose inputs and states lie at `places` by the best decisions at the prices of a cluster.

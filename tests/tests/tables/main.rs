@@ -6,5 +6,4 @@ mod gradients;
 mod moves;
 mod optimizer;
 mod signatures;
-mod spread;
 mod whole_steps;

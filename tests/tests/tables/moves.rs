@@ -6,7 +6,7 @@ use meshc_tests::random::Random;
 use runtime::lockstep::apply;
 use runtime::tensor::Tensor;
 
-use crate::spread::{pairs, spread, whole};
+use meshc_tests::spread::{pairs, spread, whole};
 
 /// What a move does to the pieces of all ranks.
 pub type Performs = fn(&Move, &[Tensor<f64>], &Mesh) -> Vec<Tensor<f64>>;

@@ -10,7 +10,7 @@ use runtime::eval::eval;
 use runtime::lockstep::Kernel;
 use runtime::tensor::Tensor;
 
-use crate::spread::{spread, whole};
+use meshc_tests::spread::{spread, whole};
 
 /// The rows of a node.
 pub type Rows = dyn Fn(&Graph, &Node) -> Vec<Row>;

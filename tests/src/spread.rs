@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use crate::random::Random;
 use ir::{Axis, Mesh, Reduce, Sharding, extent};
-use meshc_tests::random::Random;
 use runtime::tensor::{Tensor, larger};
 
 /// The pieces of all ranks. Along partial axes each rank holds a contribution of its own, of either sign.
@@ -150,30 +150,35 @@ fn place(axes: &[Axis], mesh: &Mesh, at: &[usize]) -> usize {
     axes.iter().fold(0, |n, a| n * mesh.size(*a) + at[a.index()])
 }
 
-#[test]
-fn pairs_that_are_spread_are_whole_again() {
-    let mesh = Mesh::parse("a=2,b=3,c=2").unwrap();
-    let mut random = Random::new(2);
-    let tensor = pairs(&[4, 3], 3, &mut random);
-    for text in ["[_, _, _, _] partial(top a)", "[c, _, _, _] partial(top a, top b)", "[a, b, _, c]"] {
-        let sharding = Sharding::parse(text, &mesh).unwrap();
-        let pieces = spread(&tensor, &sharding, &mesh, &mut random);
-        let back = whole(&pieces, &tensor.shape, &sharding, &mesh).unwrap();
-        assert_eq!(back, tensor, "{text}");
-    }
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-#[test]
-fn what_is_spread_is_whole_again() {
-    let mesh = Mesh::parse("a=2,b=3,c=2").unwrap();
-    let mut random = Random::new(1);
-    let tensor = Tensor::from_fn(&[4, 5], |_| random.number());
-    for text in
-        ["[_, _]", "[a.b, c]", "[b, _] partial(c)", "[_, a] partial(b, max c)", "[_, _] partial(a, b, c)"]
-    {
-        let sharding = Sharding::parse(text, &mesh).unwrap();
-        let pieces = spread(&tensor, &sharding, &mesh, &mut random);
-        let back = whole(&pieces, &tensor.shape, &sharding, &mesh).unwrap();
-        assert!(back.distance(&tensor) < 1e-12, "{text}");
+    #[test]
+    fn pairs_that_are_spread_are_whole_again() {
+        let mesh = Mesh::parse("a=2,b=3,c=2").unwrap();
+        let mut random = Random::new(2);
+        let tensor = pairs(&[4, 3], 3, &mut random);
+        for text in ["[_, _, _, _] partial(top a)", "[c, _, _, _] partial(top a, top b)", "[a, b, _, c]"] {
+            let sharding = Sharding::parse(text, &mesh).unwrap();
+            let pieces = spread(&tensor, &sharding, &mesh, &mut random);
+            let back = whole(&pieces, &tensor.shape, &sharding, &mesh).unwrap();
+            assert_eq!(back, tensor, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_spread_is_whole_again() {
+        let mesh = Mesh::parse("a=2,b=3,c=2").unwrap();
+        let mut random = Random::new(1);
+        let tensor = Tensor::from_fn(&[4, 5], |_| random.number());
+        for text in
+            ["[_, _]", "[a.b, c]", "[b, _] partial(c)", "[_, a] partial(b, max c)", "[_, _] partial(a, b, c)"]
+        {
+            let sharding = Sharding::parse(text, &mesh).unwrap();
+            let pieces = spread(&tensor, &sharding, &mesh, &mut random);
+            let back = whole(&pieces, &tensor.shape, &sharding, &mesh).unwrap();
+            assert!(back.distance(&tensor) < 1e-12, "{text}");
+        }
     }
 }
