@@ -45,9 +45,9 @@ pub fn wire() -> Cluster {
         flops: 1e12,
         memory_bandwidth: 1e13,
         memory: None,
-        launch: 1e-10,
+        launch: 1e-6,
         latency: 0.0,
-        bandwidth: 1e8,
+        bandwidth: 1e4,
     }
 }
 

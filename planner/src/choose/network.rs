@@ -19,7 +19,7 @@ use crate::cluster::Cluster;
 
 /// What it costs to join a matrix parameter that `tp` splits: more than anything else, so that it is done only where
 /// nothing else is legal.
-const JOIN: Price = 1 << 50;
+const JOIN: Price = 1 << 54;
 
 /// A graph of so many nodes is small.
 const SMALL: usize = 64;

@@ -33,7 +33,7 @@ fn hop(sharded: &ShardedGraph, cluster: &Cluster, v: Value, from: &Sharding, to:
     let tp = sharded.mesh.find("tp").unwrap_or_default();
     let joined =
         from.dims.iter().zip(&to.dims).any(|(a, b)| a.iter().any(|x| tp.contains(x) && !b.contains(x)));
-    let join = if matrix && joined { 1 << 50 } else { 0 };
+    let join = if matrix && joined { 1 << 54 } else { 0 };
     sent(&ty.shape, ty.dtype, from, to, &sharded.mesh, cluster).price() + join
 }
 
