@@ -70,7 +70,6 @@ pub fn read(origin: &Origin, args: &SplitArgs, fed: Option<Shape>) -> Result<Req
     }
     let (title, config, mut graph, shape) = model(origin, args, fed)?;
     if args.mode == Mode::Forward {
-        graph.loss = None;
         keep_outputs(&mut graph);
     }
     check_constraints(&graph, &mesh, &constraint_lines(args))?;
@@ -107,10 +106,11 @@ impl Request {
     }
 }
 
-/// The forward pass hands out what nothing in it uses, logits among it.
+/// The forward pass hands out what nothing in it uses, logits among it, but has no loss.
 fn keep_outputs(graph: &mut Graph) {
     graph.dump = true;
-    let used: HashSet<ir::Value> = graph.nodes.iter().flat_map(|n| n.args.iter().copied()).collect();
+    let mut used: HashSet<ir::Value> = graph.nodes.iter().flat_map(|n| n.args.iter().copied()).collect();
+    used.extend(graph.loss.take().into_iter().flat_map(|l| [l.sum, l.count]));
     let last = graph.nodes.iter().filter(|n| !matches!(n.op, Op::Input(_) | Op::State(_) | Op::Const(_)));
     let outputs: Vec<(ir::Value, Mark)> = last
         .flat_map(|n| n.results.iter().map(|v| (*v, n.mark)))

@@ -20,7 +20,9 @@ pub(crate) fn run(origin: &Origin, args: &PlanArgs) -> Result<(), Failure> {
     let told = RefCell::new((Vec::new(), false, None));
     let tell = |sharded: &ShardedGraph, best: &Best| {
         let chain = asked.map(|tensor| explain(sharded, best, tensor));
-        *told.borrow_mut() = (reasons(sharded, best, &request.cluster), best.exact, chain);
+        let listed = args.format == Format::Json || args.explain.is_some() && asked.is_none();
+        let choices = if listed { reasons(sharded, best, &request.cluster) } else { Vec::new() };
+        *told.borrow_mut() = (choices, best.exact, chain);
     };
     let compiled = request.compile_and_tell(&tell);
     let (choices, exact, chain) = told.into_inner();

@@ -80,11 +80,16 @@ struct Joins(Vec<Axis>);
 
 impl Beyond for Joins {
     fn price(&self, from: &Sharding, to: &Sharding) -> Price {
-        let stays = |(d, axes): (usize, &Vec<Axis>)| {
-            axes.iter().filter(|a| self.0.contains(a)).all(|a| to.dims[d].contains(a))
-        };
-        if from.dims.iter().enumerate().all(stays) { 0 } else { JOIN }
+        if joins(&self.0, from, to) { JOIN } else { 0 }
     }
+}
+
+/// Whether some of these axes leave the dimension that they split.
+pub fn joins(axes: &[Axis], from: &Sharding, to: &Sharding) -> bool {
+    let leaves = |(d, split): (usize, &Vec<Axis>)| {
+        split.iter().filter(|a| axes.contains(a)).any(|a| !to.dims[d].contains(a))
+    };
+    from.dims.iter().enumerate().any(leaves)
 }
 
 impl<'a> Choice<'a> {
@@ -199,7 +204,7 @@ impl<'a> Choice<'a> {
     }
 
     /// Whether a value is a parameter of two dimensions or more, which stays as `tp` splits it.
-    fn is_matrix(&self, value: Value) -> bool {
+    pub fn is_matrix(&self, value: Value) -> bool {
         let node = &self.sharded.graph.nodes[self.makers[value.index()]];
         let large = self.sharded.graph.shape(value).iter().filter(|n| **n > 1).count();
         matches!(node.op, Op::State(_)) && large > 1
@@ -274,6 +279,11 @@ impl<'a> Choice<'a> {
             Some((name.clone(), self.places.get(name)?.get(*p)?.clone()))
         });
         each.collect()
+    }
+
+    /// The nodes that use a value, each with the place of the operand.
+    pub fn users(&self, value: Value) -> &[(usize, usize)] {
+        &self.users[value.index()]
     }
 
     /// The shardings that lie between those in which a value is made and needed.

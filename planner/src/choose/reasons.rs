@@ -4,15 +4,16 @@
 use ir::{Node, Op, ShardedGraph, Sharding, Signature, Value, moves};
 
 use super::Best;
-use super::network::Choice as Search;
+use super::network::{Choice as Search, joins};
 use super::price::{Sent, sent};
 use super::space::{Way, is_data};
 use crate::cluster::Cluster;
 use crate::names::name;
 use crate::plan::{Alternative, Choice};
 
-/// So many other ways of a reshard are listed.
+/// So many other ways of a reshard are listed, if they take no more than so many times as long.
 const DETOURS: usize = 3;
+const FAR: f64 = 4.0;
 
 /// A choice for each matrix product and each reshard.
 pub fn reasons(sharded: &ShardedGraph, best: &Best, cluster: &Cluster) -> Vec<Choice> {
@@ -48,7 +49,7 @@ impl Why<'_> {
         let mut alternatives: Vec<Alternative> = Vec::new();
         for way in ways.iter().filter(|w| w.strategy != chosen.strategy) {
             let strategy = self.describe(node, way);
-            let cost = self.around(i, node, way);
+            let cost = self.around(node, way);
             if !alternatives.iter().any(|a| a.strategy == strategy) {
                 alternatives.push(Alternative {
                     strategy,
@@ -58,7 +59,7 @@ impl Why<'_> {
             }
         }
         alternatives.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
-        let cost = self.around(i, node, chosen);
+        let cost = self.around(node, chosen);
         Choice {
             op: node.signature.to_string(),
             tensor: name(&self.sharded.graph, self.makers, node.results[0]),
@@ -71,7 +72,7 @@ impl Why<'_> {
 
     /// What is sent to bring operands to where a way needs them and the result to where its users need it, and what it
     /// computes. A parameter whose place is for the choice lies as the way needs it, if it can.
-    fn around(&self, i: usize, node: &Node, way: &Way) -> Sent {
+    fn around(&self, node: &Node, way: &Way) -> Sent {
         let mut total = Sent { seconds: way.work as f64 * 1e-12, ..Sent::default() };
         for (k, v) in node.args.iter().enumerate() {
             let maker = self.makers[v.index()];
@@ -87,12 +88,10 @@ impl Why<'_> {
         }
         let result = node.results[0];
         let mut needs: Vec<&Sharding> = Vec::new();
-        for (u, user) in self.sharded.graph.nodes.iter().enumerate().skip(i) {
-            for (k, _) in user.args.iter().enumerate().filter(|(_, v)| **v == result) {
-                let need = &self.search.ways[u].all[self.picked[u]].layout.args[k];
-                if !needs.contains(&need) {
-                    needs.push(need);
-                }
+        for (u, k) in self.search.users(result) {
+            let need = &self.search.ways[*u].all[self.picked[*u]].layout.args[*k];
+            if !needs.contains(&need) {
+                needs.push(need);
             }
         }
         needs
@@ -124,12 +123,34 @@ impl Why<'_> {
             });
         }
         kinds.dedup();
-        let split = way.strategy.show(node, mesh);
-        match (kinds.is_empty(), split.is_empty()) {
-            (_, true) => "whole".to_string(),
-            (true, false) => split,
-            (false, false) => format!("{} {split}", kinds.join("+")),
+        if !way.strategy.pass.is_empty() {
+            kinds.push("partial");
         }
+        let others = mesh.all().any(|a| mesh.size(a) > 1 && !is_data(mesh, a));
+        if kinds.is_empty() {
+            kinds.push(if others || way.strategy.split.iter().all(Vec::is_empty) {
+                "whole"
+            } else {
+                "local"
+            });
+        }
+        let split = way.strategy.show(node, mesh);
+        let text = format!("{} {split}", kinds.join("+"));
+        let text = text.trim_end();
+        match self.joins(node, way) {
+            true => format!("{text} (would gather a parameter over tp)"),
+            false => text.to_string(),
+        }
+    }
+
+    /// Whether a way needs a matrix parameter whole that `tp` splits wherever it may lie.
+    fn joins(&self, node: &Node, way: &Way) -> bool {
+        let tp = self.sharded.mesh.find("tp").unwrap_or_default();
+        let each = node.args.iter().zip(&way.layout.args);
+        each.into_iter().any(|(v, need)| {
+            let ways = &self.search.ways[self.makers[v.index()]].all;
+            self.search.is_matrix(*v) && ways.iter().all(|p| joins(&tp, &p.layout.results[0], need))
+        })
     }
 
     fn reshard(&self, v: Value, from: &Sharding, to: &Sharding) -> Choice {
@@ -144,7 +165,8 @@ impl Why<'_> {
         for via in self.search.shardings(v).into_iter().filter(|s| *s != from && *s != to) {
             let cost = self.sent(v, from, via).and(self.sent(v, via, to));
             let strategy = steps(&[from, via, to]);
-            let other = strategy != chosen && !strategy.contains("to_partial");
+            let far = cost.seconds > FAR * straight.seconds;
+            let other = strategy != chosen && !strategy.contains("to_partial") && !far;
             if other && !alternatives.iter().any(|a| a.strategy == strategy) {
                 alternatives.push(Alternative {
                     strategy,

@@ -115,12 +115,10 @@ pub fn terms(scope: &Scope, best: &Best, i: usize, need: &Sharding) -> (Term, Te
 pub fn needs(sharded: &ShardedGraph, best: &Best, i: usize) -> Vec<Sharding> {
     let v = sharded.graph.nodes[i].results[0];
     let mut needs: Vec<Sharding> = Vec::new();
-    for (u, user) in sharded.graph.nodes.iter().enumerate() {
-        for (k, _) in user.args.iter().enumerate().filter(|(_, a)| **a == v) {
-            let need = &best.choice.ways[u].all[best.picked[u]].layout.args[k];
-            if !needs.contains(need) {
-                needs.push(need.clone());
-            }
+    for (u, k) in best.choice.users(v) {
+        let need = &best.choice.ways[*u].all[best.picked[*u]].layout.args[*k];
+        if !needs.contains(need) {
+            needs.push(need.clone());
         }
     }
     if needs.is_empty() {
