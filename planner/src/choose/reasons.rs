@@ -46,19 +46,22 @@ impl Why<'_> {
     fn product(&self, i: usize, node: &Node) -> Choice {
         let ways = &self.search.ways[i].all;
         let chosen = &ways[self.picked[i]];
-        let mut alternatives: Vec<Alternative> = Vec::new();
-        for way in ways.iter().filter(|w| w.strategy != chosen.strategy) {
-            let strategy = self.describe(node, way);
-            let cost = self.around(node, way);
-            if !alternatives.iter().any(|a| a.strategy == strategy) {
-                alternatives.push(Alternative {
-                    strategy,
-                    wire_bytes: cost.wire_bytes,
-                    seconds: cost.seconds,
-                });
-            }
-        }
-        alternatives.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
+        let others = ways.iter().filter(|w| w.strategy != chosen.strategy);
+        let mut others: Vec<(Sent, &Way)> = others.map(|w| (self.around(node, w), w)).collect();
+        others.sort_by(|(a, _), (b, _)| a.seconds.total_cmp(&b.seconds));
+        // Of ways against the convention that parameters stay split over `tp` the best tells enough.
+        let mut joined = 0;
+        others.retain(|(_, way)| {
+            let joins = self.joins(node, way);
+            joined += usize::from(joins);
+            !joins || joined == 1
+        });
+        let alternative = |(cost, way): (Sent, &Way)| Alternative {
+            strategy: self.describe(node, way),
+            wire_bytes: cost.wire_bytes,
+            seconds: cost.seconds,
+        };
+        let alternatives = others.into_iter().map(alternative).collect();
         let cost = self.around(node, chosen);
         Choice {
             op: node.signature.to_string(),
