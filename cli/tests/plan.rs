@@ -22,7 +22,18 @@ fn plan_as_json_keeps_the_contract() {
     let keys = |v: &Value| v.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
     assert_eq!(
         keys(&plan),
-        ["model", "mesh", "ranks", "comm", "comm_total", "memory", "schedule", "time", "choices"]
+        [
+            "model",
+            "mesh",
+            "ranks",
+            "comm",
+            "comm_total",
+            "memory",
+            "schedule",
+            "time",
+            "choices",
+            "full_gathers"
+        ]
     );
     assert_eq!(
         keys(&plan["comm"][0]),
@@ -91,6 +102,25 @@ fn check_passes_for_both_models() {
             assert_eq!(text.lines().filter(|l| l.starts_with("ok  ")).count(), 6, "{text}");
         }
     }
+}
+
+#[test]
+fn choices_say_what_else_could_be() {
+    let model = folder("llama");
+    let text = meshc(&["plan", &model, "--mesh", "dp=2,tp=2", "--seq", "32", "--format", "json"]);
+    let plan: Value = serde_json::from_str(&text).unwrap();
+    let choices = plan["choices"].as_array().unwrap();
+    let down = choices.iter().find(|c| c["tensor"] == "model.layers.1.mlp.down_proj.weight product").unwrap();
+    assert_eq!(down["op"], "b s f, d f -> b s d");
+    assert_eq!(down["chosen"], "scatter b=dp f=tp");
+    let other = down["alternatives"].as_array().unwrap().iter().find(|a| a["strategy"] == "gather b=dp d=tp");
+    assert!(other.unwrap()["wire_bytes"].as_f64() > down["wire_bytes"].as_f64());
+    assert!(choices.iter().any(|c| c["op"].as_str().unwrap().starts_with("reshard [")));
+    let text = meshc(&["plan", &model, "--mesh", "dp=2,tp=2", "--seq", "32", "--explain"]);
+    assert!(text.contains("model.layers.*.mlp.down_proj.weight product x4: b s f, d f -> b s d"), "{text}");
+    assert!(text.contains("* scatter b=dp f=tp") && text.contains("nothing cheaper is legal"), "{text}");
+    let chain = meshc(&["plan", &model, "--mesh", "tp=2", "--explain", "model.layers.0.mlp.up_proj.weight"]);
+    assert!(chain.contains("by split f=tp") && chain.contains("by all_gather(tp, dim 1)"), "{chain}");
 }
 
 #[test]

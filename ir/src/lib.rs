@@ -22,7 +22,7 @@ pub mod verify_program;
 pub use dtype::DType;
 pub use graph::{Graph, Node, Part, Scope, Value, ValueType};
 pub use mesh::{Axis, Mesh, MeshError, Name};
-pub use moves::{Move, moves};
+pub use moves::{Move, moves, moves_of};
 pub use op::{Binary, FactorKind, Op, Unary};
 pub use sharded::{Decisions, Places, Reshard, ShardedGraph};
 pub use sharding::{Reduce, Sharding, bound, extent, local_shape, piece};

@@ -1,6 +1,6 @@
 //! The moves that change a sharding, one collective call each, and the sequence that leads from one to another.
 
-use crate::{Axis, DType, Mesh, Reduce, Sharding};
+use crate::{Axis, DType, Mesh, Reduce, Sharding, bound};
 
 /// One step from a sharding to another. Axes are outermost first; a move over several axes is one call.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -23,6 +23,14 @@ pub enum Move {
     },
     /// Joins the pieces of a dimension on every rank.
     AllGather {
+        /// Over these axes, the innermost of the dimension.
+        axes: Vec<Axis>,
+        /// The dimension.
+        dim: usize,
+    },
+    /// Joins the pieces of a dimension of which the first rank along the axes has all there is: it sends them to the
+    /// others.
+    Broadcast {
         /// Over these axes, the innermost of the dimension.
         axes: Vec<Axis>,
         /// The dimension.
@@ -68,6 +76,7 @@ impl Move {
             Move::AllReduce { axes, .. }
             | Move::ReduceScatter { axes, .. }
             | Move::AllGather { axes, .. }
+            | Move::Broadcast { axes, .. }
             | Move::AllToAll { axes, .. }
             | Move::Permute { axes, .. }
             | Move::Slice { axes, .. } => axes,
@@ -81,6 +90,7 @@ impl Move {
             Move::AllReduce { .. }
             | Move::ReduceScatter { .. }
             | Move::AllGather { .. }
+            | Move::Broadcast { .. }
             | Move::AllToAll { .. }
             | Move::Permute { .. } => true,
             Move::Slice { .. } | Move::ToPartial { .. } => false,
@@ -93,9 +103,11 @@ impl Move {
             Move::AllReduce { reduce, .. }
             | Move::ReduceScatter { reduce, .. }
             | Move::ToPartial { reduce, .. } => Some(*reduce),
-            Move::AllGather { .. } | Move::AllToAll { .. } | Move::Permute { .. } | Move::Slice { .. } => {
-                None
-            }
+            Move::AllGather { .. }
+            | Move::Broadcast { .. }
+            | Move::AllToAll { .. }
+            | Move::Permute { .. }
+            | Move::Slice { .. } => None,
         }
     }
 
@@ -106,6 +118,7 @@ impl Move {
             Move::AllReduce { .. }
             | Move::ToPartial { .. }
             | Move::AllGather { .. }
+            | Move::Broadcast { .. }
             | Move::AllToAll { .. }
             | Move::Permute { .. }
             | Move::Slice { .. } => false,
@@ -129,6 +142,7 @@ impl Move {
             Move::AllReduce { .. } => "all_reduce",
             Move::ReduceScatter { .. } => "reduce_scatter",
             Move::AllGather { .. } => "all_gather",
+            Move::Broadcast { .. } => "broadcast",
             Move::AllToAll { .. } => "all_to_all",
             Move::Permute { .. } => "permute",
             Move::Slice { .. } => "slice",
@@ -148,7 +162,7 @@ impl Move {
         let legal = match self {
             Move::AllReduce { reduce, .. } => partial(reduce),
             Move::ReduceScatter { reduce, dim, .. } => partial(reduce) && has(dim),
-            Move::AllGather { dim, .. } => inner(dim),
+            Move::AllGather { dim, .. } | Move::Broadcast { dim, .. } => inner(dim),
             Move::AllToAll { from, to, .. } => inner(from) && has(to) && from != to,
             Move::Permute { to, .. } => to.len() == axes.len() && to.iter().all(|a| axes.contains(a)),
             Move::Slice { dim, .. } => has(dim) && free(),
@@ -168,7 +182,9 @@ impl Move {
                 at.partial.retain(|(a, _)| !axes.contains(a));
                 at.dims[*dim].extend(axes);
             }
-            Move::AllGather { axes, dim } => drop_inner(&mut at.dims[*dim], axes),
+            Move::AllGather { axes, dim } | Move::Broadcast { axes, dim } => {
+                drop_inner(&mut at.dims[*dim], axes);
+            }
             Move::AllToAll { axes, from, to } => {
                 drop_inner(&mut at.dims[*from], axes);
                 at.dims[*to].extend(axes);
@@ -196,7 +212,9 @@ impl Move {
                 format!("{}{axes}", reduce.prefix())
             }
             Move::ReduceScatter { reduce, dim, .. } => format!("{}{axes}, dim {dim}", reduce.prefix()),
-            Move::AllGather { dim, .. } | Move::Slice { dim, .. } => format!("{axes}, dim {dim}"),
+            Move::AllGather { dim, .. } | Move::Broadcast { dim, .. } | Move::Slice { dim, .. } => {
+                format!("{axes}, dim {dim}")
+            }
             Move::AllToAll { from, to, .. } => format!("{axes}, dim {from} to {to}"),
             Move::Permute { to, .. } => format!("{axes} to {}", mesh.show(to)),
         };
@@ -240,6 +258,7 @@ impl Move {
             ("to_partial", None) if axes.len() == 1 => Move::ToPartial { axis: axes[0], reduce },
             ("reduce_scatter", Some(dim)) => Move::ReduceScatter { axes, reduce, dim: number(dim)? },
             ("all_gather", Some(dim)) => Move::AllGather { axes, dim: number(dim)? },
+            ("broadcast", Some(dim)) => Move::Broadcast { axes, dim: number(dim)? },
             ("slice", Some(dim)) => Move::Slice { axes, dim: number(dim)? },
             ("all_to_all", Some(dims)) => {
                 let (from, to) = dims.split_once(" to ").ok_or_else(wrong)?;
@@ -259,6 +278,23 @@ pub fn moves(from: &Sharding, to: &Sharding, mesh: &Mesh) -> Vec<Move> {
         out.push(next);
     }
     debug_assert_eq!(&at, to, "the moves must arrive");
+    out
+}
+
+/// The moves of a tensor of this shape: as [`moves`], but where one rank has all there is, it is broadcast and nothing
+/// is gathered that would be mostly padding.
+pub fn moves_of(shape: &[usize], from: &Sharding, to: &Sharding, mesh: &Mesh) -> Vec<Move> {
+    let mut at = from.clone();
+    let mut out = moves(from, to, mesh);
+    for step in &mut out {
+        let next = step.after(&at);
+        if let Move::AllGather { axes, dim } = step
+            && bound(shape[*dim], &at.dims[*dim], mesh) == bound(shape[*dim], &next.dims[*dim], mesh)
+        {
+            *step = Move::Broadcast { axes: axes.clone(), dim: *dim };
+        }
+        at = next;
+    }
     out
 }
 

@@ -22,27 +22,12 @@ pub(crate) fn run(sharded: &mut ShardedGraph) {
     for (node, strategy) in graph.nodes.iter().zip(&sharded.decisions.strategies) {
         for (i, v) in node.results.iter().enumerate() {
             let whole = || Sharding::replicated(graph.shape(*v).len());
-            shardings[v.index()] = match &node.op {
-                Op::Input(name) | Op::State(name) => {
-                    sharded.decisions.places.get(name).cloned().unwrap_or_else(whole)
-                }
-                Op::Reshard => asked.get(v).cloned().unwrap_or_else(whole),
-                Op::Const(_)
-                | Op::Iota
-                | Op::Einsum { .. }
-                | Op::Add
-                | Op::ReduceMax
-                | Op::TopK
-                | Op::Unary(_)
-                | Op::Binary(_)
-                | Op::Select
-                | Op::Gather
-                | Op::Scatter
-                | Op::Cast
-                | Op::Accumulate
-                | Op::Assign(_)
-                | Op::Tap(_) => layout(graph, node, strategy, &sharded.mesh)
-                    .map_or_else(whole, |layout| layout.results[i].clone()),
+            shardings[v.index()] = if let Op::Input(name) | Op::State(name) = &node.op {
+                sharded.decisions.places.get(name).cloned().unwrap_or_else(whole)
+            } else if node.op == Op::Reshard {
+                asked.get(v).cloned().unwrap_or_else(whole)
+            } else {
+                layout(graph, node, strategy, &sharded.mesh).map_or_else(whole, |l| l.results[i].clone())
             };
         }
     }

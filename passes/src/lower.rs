@@ -14,7 +14,7 @@ mod kernels;
 
 use ir::program::{Buffer, BufferId, Call, Instruction, Program, Region, Segment, Stage};
 use ir::schedule::Kind;
-use ir::{Node, Op, Part, ShardedGraph, Unary, Value, moves};
+use ir::{Node, Op, Part, ShardedGraph, Unary, Value, moves_of};
 
 /// Lowers a graph of one stage and one micro-batch a step.
 pub fn lower(sharded: &ShardedGraph) -> Program {
@@ -209,7 +209,8 @@ impl Lowering<'_> {
 
     fn reshard(&mut self, kind: Kind, from: Value, to: Value) {
         let (start, goal) = (self.sharded.sharding(from).clone(), self.sharded.sharding(to).clone());
-        let steps = moves(&start, &goal, &self.sharded.mesh);
+        let shape = self.sharded.graph.shape(from);
+        let steps = moves_of(shape, &start, &goal, &self.sharded.mesh);
         let mut at = self.at(from);
         let mut sharding = start;
         for (i, step) in steps.iter().enumerate() {

@@ -27,25 +27,9 @@ pub(crate) fn run(sharded: &mut ShardedGraph) {
         .nodes
         .iter()
         .zip(&strategies)
-        .map(|(node, strategy)| match node.op {
-            Op::Reshard => vec![old_shardings[node.results[0].index()].clone()],
-            Op::Input(_)
-            | Op::State(_)
-            | Op::Const(_)
-            | Op::Iota
-            | Op::Einsum { .. }
-            | Op::Add
-            | Op::ReduceMax
-            | Op::TopK
-            | Op::Unary(_)
-            | Op::Binary(_)
-            | Op::Select
-            | Op::Gather
-            | Op::Scatter
-            | Op::Cast
-            | Op::Accumulate
-            | Op::Assign(_)
-            | Op::Tap(_) => layout(&old, node, strategy, &sharded.mesh).map_or(Vec::new(), |l| l.args),
+        .map(|(node, strategy)| match node.op == Op::Reshard {
+            true => vec![old_shardings[node.results[0].index()].clone()],
+            false => layout(&old, node, strategy, &sharded.mesh).map_or(Vec::new(), |l| l.args),
         })
         .collect();
     let first = first_parts(&old, &needs, &copies);

@@ -49,7 +49,7 @@ pub struct Message {
     /// Size of the group.
     pub group: usize,
     /// Bytes of the call's full tensor as sent, padded to equal pieces: all_reduce: the tensor; all_gather: the result;
-    /// reduce_scatter: the input; all_to_all: one rank's buffer; permute: one rank's piece.
+    /// reduce_scatter: the input; all_to_all: one rank's buffer; permute and broadcast: one rank's piece.
     pub bytes: usize,
     /// Bytes that one rank sends in one call: 2 (n - 1) / n of them for all_reduce, all for
     /// permute, else (n - 1) / n.
@@ -90,9 +90,11 @@ pub fn message(step: &Move, from: Lies, to: Lies, mesh: &Mesh) -> Message {
     let elements = |shape: &[usize]| shape.iter().product::<usize>();
     let (before, after) = (local(from), local(to));
     let full = match step {
-        Move::AllReduce { .. } | Move::Permute { .. } | Move::Slice { .. } | Move::ToPartial { .. } => {
-            elements(&before)
-        }
+        Move::AllReduce { .. }
+        | Move::Broadcast { .. }
+        | Move::Permute { .. }
+        | Move::Slice { .. }
+        | Move::ToPartial { .. } => elements(&before),
         // Every rank gives a piece as large as the largest.
         Move::AllGather { .. } => group * elements(&before),
         // Every rank gets a piece as large as the largest.
@@ -108,8 +110,8 @@ pub fn message(step: &Move, from: Lies, to: Lies, mesh: &Mesh) -> Message {
     let wire = match step {
         Move::AllReduce { .. } => 2.0 * share,
         // A rank whose piece goes to another sends all of it.
-        Move::Permute { .. } if group > 1 => 1.0,
-        Move::Permute { .. } => 0.0,
+        Move::Permute { .. } | Move::Broadcast { .. } if group > 1 => 1.0,
+        Move::Permute { .. } | Move::Broadcast { .. } => 0.0,
         Move::ReduceScatter { .. }
         | Move::AllGather { .. }
         | Move::AllToAll { .. }
@@ -120,6 +122,7 @@ pub fn message(step: &Move, from: Lies, to: Lies, mesh: &Mesh) -> Message {
         Move::AllReduce { .. } => 2,
         Move::ReduceScatter { .. }
         | Move::AllGather { .. }
+        | Move::Broadcast { .. }
         | Move::AllToAll { .. }
         | Move::Permute { .. }
         | Move::Slice { .. }

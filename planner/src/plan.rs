@@ -7,7 +7,7 @@ use ir::kernel::{Body, Contract};
 use ir::program::{Instruction, Program, Region, Segment, Stage};
 use ir::schedule::Kind;
 use ir::state::Role;
-use ir::{Part, ShardedGraph};
+use ir::{Op, Part, ShardedGraph, moves_of};
 use serde::Serialize;
 
 use crate::cluster::Cluster;
@@ -35,6 +35,21 @@ pub struct Plan {
     pub time: Time,
     /// How each matrix product is split, and each reshard goes; empty unless a search was asked why.
     pub choices: Vec<Choice>,
+    /// Values that are gathered along an axis only to be split by it elsewhere: nothing cheaper was found.
+    pub full_gathers: Vec<FullGather>,
+}
+
+/// A value that is gathered whole along some axes, which then split it in another way.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct FullGather {
+    /// What.
+    pub tensor: String,
+    /// How it lay.
+    pub from: String,
+    /// How it lies then.
+    pub to: String,
+    /// Bytes of what is gathered.
+    pub bytes: usize,
 }
 
 /// What the model is and a step of it costs.
@@ -257,6 +272,7 @@ pub fn plan(sharded: &ShardedGraph, program: &Program, cluster: &Cluster) -> Pla
         schedule: schedule(sharded, program),
         time,
         choices: Vec::new(),
+        full_gathers: full_gathers(sharded),
     }
 }
 
@@ -423,6 +439,39 @@ fn schedule(sharded: &ShardedGraph, program: &Program) -> SchedulePlan {
         },
         table,
     }
+}
+
+fn full_gathers(sharded: &ShardedGraph) -> Vec<FullGather> {
+    let (graph, mesh) = (&sharded.graph, &sharded.mesh);
+    let makers = graph.makers();
+    let mut out = Vec::new();
+    for node in graph.nodes.iter().filter(|n| n.op == Op::Reshard) {
+        let to = sharded.sharding(node.results[0]);
+        // A copy that is made from a copy comes from where the first was.
+        let (mut source, mut way) = (node.args[0], vec![to]);
+        loop {
+            way.push(sharded.sharding(source));
+            let maker = &graph.nodes[makers[source.index()]];
+            match maker.op == Op::Reshard {
+                true => source = maker.args[0],
+                false => break,
+            }
+        }
+        let mut at = way[way.len() - 1].clone();
+        let from = at.show(mesh);
+        for goal in way.iter().rev().skip(1) {
+            for step in moves_of(graph.shape(source), &at, goal, mesh) {
+                at = step.after(&at);
+                if step.name() == "all_gather" && step.axes().iter().any(|a| to.axes().any(|b| b == *a)) {
+                    let ty = graph.ty(source);
+                    let bytes = Lies { shape: &ty.shape, dtype: ty.dtype, sharding: &at }.bytes(mesh);
+                    let tensor = names::name(graph, &makers, source);
+                    out.push(FullGather { tensor, from: from.clone(), to: to.show(mesh), bytes });
+                }
+            }
+        }
+    }
+    out
 }
 
 /// The operations of all matrix products that run, on the rank with the largest pieces.

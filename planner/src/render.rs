@@ -31,6 +31,13 @@ pub fn text(plan: &Plan, title: &str, cluster: &Cluster) -> String {
     out += &stages(plan);
     out += "\n";
     out += &comm(plan);
+    for g in &plan.full_gathers {
+        let size = bytes(g.bytes as f64);
+        out += &format!(
+            "  {} is gathered to {size} to go from {} to {}: nothing cheaper\n",
+            g.tensor, g.from, g.to
+        );
+    }
     out += "\n";
     let t = &plan.time;
     out += &format!(

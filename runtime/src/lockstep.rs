@@ -103,6 +103,7 @@ pub fn apply<T: Real>(step: &Move, pieces: &[Tensor<T>], mesh: &Mesh) -> Vec<Ten
                 Move::AllReduce { reduce, .. } => Tensor::combine(&group, *reduce),
                 Move::ReduceScatter { reduce, dim, .. } => mine(&Tensor::combine(&group, *reduce), *dim),
                 Move::AllGather { dim, .. } => Tensor::join(&group, *dim),
+                Move::Broadcast { .. } => group[0].clone(),
                 Move::AllToAll { from, to, .. } => mine(&Tensor::join(&group, *from), *to),
                 Move::Permute { .. } => pieces[step.source(mesh, rank)].clone(),
                 Move::Slice { dim, .. } => mine(&pieces[rank], *dim),

@@ -115,6 +115,38 @@ fn tensor_parallelism_is_four_shares_of_the_activations_a_layer_and_direction() 
     }
 }
 
+/// The conventions are kept: `tp` splits no batch and is never taken off a matrix parameter, `dp` stays with the batch.
+#[test]
+fn conventions_are_kept() {
+    for model in meshc_tests::whole::MODELS {
+        for mesh in ["tp=2", "tp=4", "dp=2,tp=2", "tp=3", "dp=2,tp=4"] {
+            let sharded = training_step(&read(model), mesh, false, &mut |_, _| {}).sharded;
+            let (graph, makers) = (&sharded.graph, sharded.graph.makers());
+            let [tp, dp] = ["tp", "dp"].map(|name| sharded.mesh.find(name).unwrap_or_default());
+            for (node, strategy) in graph.nodes.iter().zip(&sharded.decisions.strategies) {
+                let at = format!("{model} {mesh}: {} {}", node.op, node.signature);
+                if let Some(b) = node.signature.factor("b").filter(|_| node.op != ir::Op::Reshard) {
+                    assert!(strategy.split[b].iter().all(|a| !tp.contains(a)), "{at} splits the batch by tp");
+                    assert!(dp.iter().all(|a| strategy.split[b].contains(a)), "{at} does not split it by dp");
+                }
+                let from = node.args.first().map(|v| makers[v.index()]);
+                if let (ir::Op::Reshard, Some(ir::Op::State(name))) =
+                    (&node.op, from.map(|i| &graph.nodes[i].op))
+                {
+                    let [from, to] = [node.args[0], node.results[0]].map(|v| sharded.sharding(v));
+                    let large = graph.shape(node.args[0]).iter().filter(|n| **n > 1).count() > 1;
+                    let kept = from
+                        .dims
+                        .iter()
+                        .zip(&to.dims)
+                        .all(|(a, b)| a.iter().all(|x| !tp.contains(x) || b.contains(x)));
+                    assert!(!large || kept, "{at}: {name} is gathered over tp");
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn every_printed_form_parses_back_to_itself() {
     for (model, mesh) in [("gpt2", "dp=2,tp=2"), ("llama", "tp=3"), ("llama", "")] {

@@ -296,15 +296,19 @@ impl<'a> Choice<'a> {
         let maker = self.makers[value.index()];
         let from = &self.ways[maker].all[picked[maker]].layout.results[0];
         let (mut price, mut copies) = (0, Vec::new());
-        let mut needs: BTreeMap<*const Routes, (&Routes, Vec<usize>)> = BTreeMap::new();
+        // By routes, in the order of users: a shared value has some for each kind of user.
+        let mut needs: Vec<(&Rc<Routes>, Vec<usize>)> = Vec::new();
         for ((u, k), routes) in self.users[value.index()].iter().zip(&self.routes[value.index()]) {
             let need = routes.at(&self.ways[*u].all[picked[*u]].layout.args[*k]);
             if self.shared[value.index()] {
                 price = plus(price, routes.price(routes.at(from), need));
             }
-            needs.entry(Rc::as_ptr(routes)).or_insert((routes, Vec::new())).1.push(need);
+            match needs.iter_mut().find(|(r, _)| Rc::ptr_eq(r, routes)) {
+                Some((_, needs)) => needs.push(need),
+                None => needs.push((routes, vec![need])),
+            }
         }
-        for (routes, needs) in needs.into_values() {
+        for (routes, needs) in needs {
             let (all, edges) = routes.tree(routes.at(from), &needs);
             if !self.shared[value.index()] {
                 price = plus(price, all);

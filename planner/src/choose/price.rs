@@ -1,7 +1,7 @@
 //! What a reshard and a node cost, in the units of the search, from the same functions that price a program.
 
 use ir::rows::{Layout, Strategy};
-use ir::{DType, Graph, Mesh, Node, Op, Sharding, bound, moves};
+use ir::{DType, Graph, Mesh, Node, Op, Sharding, bound, moves_of};
 
 use super::tables::Price;
 use crate::cluster::Cluster;
@@ -50,7 +50,7 @@ pub fn sent(
 ) -> Sent {
     let mut at = from.clone();
     let mut total = Sent::default();
-    for step in moves(from, to, mesh) {
+    for step in moves_of(shape, from, to, mesh) {
         let next = step.after(&at);
         let (before, after) = (Lies { shape, dtype, sharding: &at }, Lies { shape, dtype, sharding: &next });
         total = total.and(if step.is_collective() {

@@ -1,7 +1,7 @@
 //! Why each matrix product is split as it is, and each reshard goes the way it goes: what was chosen and what else could
 //! be, with the bytes and seconds of each, all else as it was chosen.
 
-use ir::{Node, Op, ShardedGraph, Sharding, Signature, Value, moves};
+use ir::{Node, Op, ShardedGraph, Sharding, Signature, Value, moves_of};
 
 use super::Best;
 use super::network::{Choice as Search, joins};
@@ -159,7 +159,8 @@ impl Why<'_> {
     fn reshard(&self, v: Value, from: &Sharding, to: &Sharding) -> Choice {
         let mesh = &self.sharded.mesh;
         let steps = |stops: &[&Sharding]| {
-            let legs = stops.windows(2).flat_map(|w| moves(w[0], w[1], mesh));
+            let shape = self.sharded.graph.shape(v);
+            let legs = stops.windows(2).flat_map(|w| moves_of(shape, w[0], w[1], mesh));
             legs.map(|m| m.show(mesh)).collect::<Vec<_>>().join(", ")
         };
         let straight = self.sent(v, from, to);

@@ -5,7 +5,7 @@ pub mod egraph;
 pub mod rows;
 pub mod term;
 
-use ir::{Op, Reshard, ShardedGraph, Sharding, Value, moves};
+use ir::{Op, Reshard, ShardedGraph, Sharding, Value, moves_of};
 
 use crate::choose::Best;
 use crate::choose::price::is_map;
@@ -85,15 +85,16 @@ pub fn scope<'a>(sharded: &'a ShardedGraph, best: &'a Best, i: usize) -> Scope<'
 }
 
 /// The term that runs for a value that is needed in a sharding, from the term of what its node makes.
-fn routed(best: &Best, mesh: &ir::Mesh, v: Value, made: Term, from: &Sharding, need: &Sharding) -> Term {
+fn routed(scope: &Scope, best: &Best, v: Value, made: Term, from: &Sharding, need: &Sharding) -> Term {
     if from == need {
         return made;
     }
     let copies = best.decisions.copies.get(&v);
     let source =
         copies.and_then(|all| all.iter().find(|c: &&Reshard| c.to == *need)).map_or(from, |c| &c.from);
-    let before = routed(best, mesh, v, made, from, source);
-    moves(source, need, mesh).into_iter().fold(before, |t, step| Term::Moved(step, Box::new(t)))
+    let before = routed(scope, best, v, made, from, source);
+    let steps = moves_of(scope.graph.shape(v), source, need, scope.mesh);
+    steps.into_iter().fold(before, |t, step| Term::Moved(step, Box::new(t)))
 }
 
 /// From what was written to what runs, for a value that is needed in a sharding.
@@ -104,11 +105,11 @@ pub fn terms(scope: &Scope, best: &Best, i: usize, need: &Sharding) -> (Term, Te
     let from = Term::To(need.clone(), Box::new(Term::Op(i, whole)));
     let operand = |(v, need): (&Value, &Sharding)| {
         let lies = &scope.lies[v.index()];
-        routed(best, scope.mesh, *v, Term::Lies(*v, lies.clone()), lies, need)
+        routed(scope, best, *v, Term::Lies(*v, lies.clone()), lies, need)
     };
     let args = node.args.iter().zip(&way.layout.args).map(operand).collect();
     let runs = Term::Pieces(i, way.strategy.clone(), args);
-    (from, routed(best, scope.mesh, node.results[0], runs, &way.layout.results[0], need))
+    (from, routed(scope, best, node.results[0], runs, &way.layout.results[0], need))
 }
 
 /// In which shardings users need the result of node `i`; as it is made if nobody does.

@@ -2,7 +2,7 @@
 //! lead to may run instead.
 
 use ir::rows::{Strategy, layout};
-use ir::{FactorKind, Graph, Mesh, Move, Sharding, moves};
+use ir::{FactorKind, Graph, Mesh, Move, Sharding, moves_of};
 
 use super::term::Term;
 use crate::choose::space::Ways;
@@ -32,7 +32,7 @@ pub struct Row {
 }
 
 /// So many rows, the first, meet demands; the others turn moves into other moves.
-pub const DEMANDS: usize = 9;
+pub const DEMANDS: usize = 10;
 
 /// Every row.
 pub const ROWS: &[Row] = &[
@@ -41,6 +41,7 @@ pub const ROWS: &[Row] = &[
     Row { name: "all_gather", apply: |s, t| moved(s, t, "all_gather") },
     Row { name: "reduce_scatter", apply: |s, t| moved(s, t, "reduce_scatter") },
     Row { name: "all_reduce", apply: |s, t| moved(s, t, "all_reduce") },
+    Row { name: "broadcast", apply: |s, t| moved(s, t, "broadcast") },
     Row { name: "all_to_all", apply: |s, t| moved(s, t, "all_to_all") },
     Row { name: "permute", apply: |s, t| moved(s, t, "permute") },
     Row { name: "slice", apply: |s, t| moved(s, t, "slice") },
@@ -83,7 +84,7 @@ fn moved(scope: &Scope, term: &Term, name: &str) -> Vec<(String, Term)> {
     let value = of.value(scope.graph);
     let mut out = Vec::new();
     for from in &scope.shardings[value.index()] {
-        if let [step] = &moves(from, sharding, scope.mesh)[..]
+        if let [step] = &moves_of(scope.graph.shape(value), from, sharding, scope.mesh)[..]
             && step.name() == name
         {
             let before = Term::To(from.clone(), of.clone());
@@ -202,7 +203,7 @@ fn passed(
             };
             operands.map(of).collect()
         }
-        Move::Permute { .. } | Move::ToPartial { .. } => return None,
+        Move::Broadcast { .. } | Move::Permute { .. } | Move::ToPartial { .. } => return None,
     };
     layout(scope.graph, node, &after, scope.mesh)?;
     Some((after, steps))
@@ -225,11 +226,11 @@ fn passing(strategy: &mut Strategy, axes: &[ir::Axis], reduce: ir::Reduce) -> Op
 impl Scope<'_> {
     /// The shardings of a value that the rows may use: those given, and what lies on the way between any two.
     pub fn close(&mut self) {
-        for of in &mut self.shardings {
+        for (of, value) in self.shardings.iter_mut().zip(&self.graph.values) {
             let given = of.clone();
             for (from, to) in given.iter().flat_map(|a| given.iter().map(move |b| (a, b))) {
                 let mut at = from.clone();
-                for step in moves(from, to, self.mesh) {
+                for step in moves_of(&value.shape, from, to, self.mesh) {
                     at = step.after(&at);
                     if !of.contains(&at) {
                         of.push(at.clone());

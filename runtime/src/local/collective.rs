@@ -94,6 +94,10 @@ impl Collective {
                 let part = |s: usize| one(Who::One(s), Who::All, Block::common(&before[s], &after[0]));
                 (None, (0..n).filter_map(part).collect())
             }
+            Move::Broadcast { .. } => {
+                let part = one(Who::One(0), Who::All, Block::common(&before[0], &after[0]));
+                (None, part.into_iter().collect())
+            }
             Move::Permute { .. } => {
                 let part = |r: usize| {
                     let source = step.source(mesh, members[r]);
@@ -141,8 +145,8 @@ impl Collective {
         match self.step {
             Move::AllReduce { .. } => 2.0 * once,
             Move::AllGather { .. } | Move::ReduceScatter { .. } | Move::AllToAll { .. } => once,
-            Move::Permute { .. } if self.members.len() > 1 => self.bytes as f64,
-            Move::Permute { .. } => 0.0,
+            Move::Permute { .. } | Move::Broadcast { .. } if self.members.len() > 1 => self.bytes as f64,
+            Move::Permute { .. } | Move::Broadcast { .. } => 0.0,
             Move::Slice { .. } | Move::ToPartial { .. } => 0.0,
         }
     }
@@ -156,7 +160,7 @@ fn padded(step: &Move, before: &[Region], after: &[Region]) -> usize {
     match step {
         Move::AllReduce { .. } | Move::Slice { .. } | Move::ToPartial { .. } => elements(&before[0]),
         Move::AllGather { .. } => n * largest(before),
-        Move::Permute { .. } => largest(before),
+        Move::Permute { .. } | Move::Broadcast { .. } => largest(before),
         Move::ReduceScatter { .. } => n * largest(after),
         Move::AllToAll { from, to, .. } => {
             let most = |pieces: &[Region], dim: usize| pieces.iter().map(|r| r[dim].len()).max().unwrap_or(0);
@@ -199,6 +203,8 @@ mod tests {
         assert_eq!(call("a=2", "all_reduce(top a)", &[9000, 3, 2], "[_, _, _] partial(top a)").2, 2);
         // The piece of each of four ranks; two of them swap theirs.
         assert_eq!(call("a=2,b=2", "permute(a.b to b.a)", &[8, 8], "[a, b]"), (64, 64.0, 4));
+        // One rank has the one row, which all get.
+        assert_eq!(call("a=4", "broadcast(a, dim 0)", &[1, 5], "[a, _]"), (20, 20.0, 1));
         assert_eq!(call("a=1", "all_reduce(a)", &[8], "[_] partial(a)"), (32, 0.0, 1));
         assert_eq!(call("a=2", "all_reduce(a)", &[0], "[_] partial(a)"), (0, 0.0, 0));
     }

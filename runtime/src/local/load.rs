@@ -300,9 +300,10 @@ impl Loader<'_> {
         let (mesh, a, b) = (&self.program.mesh, self.buffer(from), self.buffer(to));
         let dims = match step {
             Move::AllReduce { .. } | Move::Permute { .. } | Move::ToPartial { .. } => Vec::new(),
-            Move::ReduceScatter { dim, .. } | Move::AllGather { dim, .. } | Move::Slice { dim, .. } => {
-                vec![*dim]
-            }
+            Move::ReduceScatter { dim, .. }
+            | Move::AllGather { dim, .. }
+            | Move::Broadcast { dim, .. }
+            | Move::Slice { dim, .. } => vec![*dim],
             Move::AllToAll { from, to, .. } => vec![*from, *to],
         };
         if dims.iter().any(|d| *d >= a.shape.len()) {
@@ -363,6 +364,7 @@ impl Loader<'_> {
             Move::AllReduce { .. }
             | Move::ReduceScatter { .. }
             | Move::AllGather { .. }
+            | Move::Broadcast { .. }
             | Move::AllToAll { .. }
             | Move::Permute { .. } => {
                 Err(spot.wrong(format!("{} is a collective: it is started", step.show(&self.program.mesh))))

@@ -19,7 +19,14 @@ use runtime::tensor::Tensor;
 use crate::cases::{case, read};
 
 /// What the rows are tried on beside random graphs: reductions by the largest, casts, biases, differences.
-const MORE: [&str; 2] = [
+const MORE: [&str; 3] = [
+    "sharded mesh x=4
+    place x [x, _]
+    input x : f32 [a=1, b=6]
+    v0 = input(x) : -> a b : f32 1x6 micro | 0 forward
+    v1 = exp v0 : a b -> a b : f32 1x6 micro | 0 forward
+    tap(y) v1 : a b -> | 0 forward
+    constrain v1 [_, _]",
     "sharded mesh x=2,y=2
     place x [x, y]
     place w [y, _]
@@ -286,7 +293,7 @@ fn wrong_rows_are_found() {
 /// The value is used by nothing but the last line of a term: `show` of it is what a person reads.
 #[test]
 fn a_term_reads_as_it_runs() {
-    let sharded = read(MORE[1]);
+    let sharded = read(MORE[2]);
     let prices = wire();
     let best = best(&sharded, &prices);
     let scope = scope(&sharded, &best, 1);

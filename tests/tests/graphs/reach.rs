@@ -65,7 +65,8 @@ fn every_op_move_and_kernel_is_drawn() {
     let ops =
         ["input", "state", "const", "iota", "einsum", "add", "reduce_max", "select", "gather", "scatter"];
     let more = ["cast", "accumulate", "reshard", "assign", "tap"];
-    let moves = ["all_reduce", "all_reduce(max)", "reduce_scatter", "all_gather", "all_to_all", "slice"];
+    let moves =
+        ["all_reduce", "all_reduce(max)", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "slice"];
     let ways = ["a move over several axes", "several axes on a dimension", "uneven pieces", "empty pieces"];
     let kernels = ["a long map", "a map", "a contraction in batches", "a contraction", "a sum by index"];
     let functions = Unary::ALL.iter().map(|u| u.name()).chain(Binary::ALL.iter().map(|b| b.name()));

@@ -104,6 +104,7 @@ fn check_pair(
         Move::AllGather { .. } => same_but_axes(&two[0], &two[1]) && two.iter().all(unwanted),
         Move::AllReduce { .. }
         | Move::ReduceScatter { .. }
+        | Move::Broadcast { .. }
         | Move::AllToAll { .. }
         | Move::Permute { .. }
         | Move::Slice { .. }
@@ -136,6 +137,7 @@ fn same_but_axes(a: &Move, b: &Move) -> bool {
             Move::AllReduce { .. }
             | Move::ReduceScatter { .. }
             | Move::AllGather { .. }
+            | Move::Broadcast { .. }
             | Move::AllToAll { .. }
             | Move::Permute { .. }
             | Move::Slice { .. }
