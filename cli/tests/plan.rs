@@ -105,6 +105,15 @@ fn check_passes_for_both_models() {
 }
 
 #[test]
+fn two_runs_choose_the_same() {
+    for mesh in ["dp=2,tp=4", "tp=3"] {
+        let [one, two] =
+            [(); 2].map(|()| meshc(&["trace", &folder("gemma2"), "--mesh", mesh, "--seq", "16"]));
+        assert_eq!(one, two, "{mesh}");
+    }
+}
+
+#[test]
 fn choices_say_what_else_could_be() {
     let model = folder("llama");
     let text = meshc(&["plan", &model, "--mesh", "dp=2,tp=2", "--seq", "32", "--format", "json"]);

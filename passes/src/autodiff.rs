@@ -2,7 +2,8 @@
 //!
 //! Reverse mode on whole tensors, before anything is split, so that backward collectives need no code of their own.
 //! A backward node has the layer of the forward node that it comes from, and says which one (`of`) and whose gradient
-//! it is (`like`). Composites that have a gradient body get it instead of the gradients of their primitives.
+//! it is (`like`). What is asked of a value is asked of its gradient. Composites that have a gradient body get it instead
+//! of the gradients of their primitives.
 //!
 //! ```text
 //! v2 = einsum v0, v1 : m k, k n -> m n     | 0 forward
@@ -14,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ir::composite::{GRADIENTS, Gradient, Roles};
 use ir::dsl::{Model, Tensor};
-use ir::graph::{Mark, NewNode};
+use ir::graph::{Constraint, Mark, NewNode};
 use ir::signature::Dim;
 use ir::state::Role;
 use ir::{Binary, DType, Graph, Node, Op, Part, Signature, Unary, Value};
@@ -42,6 +43,7 @@ pub(crate) fn run(graph: &mut Graph) {
         if matches!(node.op, Op::State(_)) {
             continue;
         }
+        back.constrain(result, dz);
         match composites.get(&result) {
             Some((gradient, roles)) => back.composite(node, gradient, roles, dz),
             None => back.node(node, dz),
@@ -163,6 +165,15 @@ impl Back {
         };
         self.parts[value.index()] = vec![total];
         total
+    }
+
+    /// What the user asked of a value is asked of its gradient, unless that is the gradient of another, too.
+    fn constrain(&mut self, value: Value, gradient: Value) {
+        let constraints = &mut self.model.graph_mut().constraints;
+        let asked = constraints.iter().find(|c| c.value == value).cloned();
+        if !constraints.iter().any(|c| c.value == gradient) {
+            constraints.extend(asked.map(|c| Constraint { value: gradient, ..c }));
+        }
     }
 
     fn like(&mut self, gradient: Value, value: Value) {
