@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::path::Path;
 
 use ir::graph::{Mark, NewNode};
-use ir::state::AdamW;
+use ir::state::{AdamW, Role};
 use ir::{Graph, Mesh, Name, Op, Places, ShardedGraph, Signature, verify};
 use models::{Config, Shape};
 use passes::{Compiled, Trace};
@@ -83,7 +83,8 @@ pub fn read(origin: &Origin, args: &SplitArgs, fed: Option<Shape>) -> Result<Req
         places.at = rules.apply(&graph, &mesh, places.at)?;
         let ruled = |s: &&ir::state::State| rules.name(&s.name, &s.dims);
         graph.states.iter().filter(ruled).for_each(|s| {
-            places.free.remove(&s.name);
+            let parameter = if let Role::Moment(of) = &s.role { of } else { &s.name };
+            places.free.remove(parameter);
         });
     }
     Ok(Request { title, config, graph, shape, mesh, places, cluster })

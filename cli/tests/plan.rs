@@ -127,7 +127,7 @@ fn choices_say_what_else_could_be() {
     assert!(choices.iter().any(|c| c["op"].as_str().unwrap().starts_with("reshard [")));
     let text = meshc(&["plan", &model, "--mesh", "dp=2,tp=2", "--seq", "32", "--explain"]);
     assert!(text.contains("model.layers.*.mlp.down_proj.weight product x4: b s f, d f -> b s d"), "{text}");
-    assert!(text.contains("* scatter b=dp f=tp") && text.contains("nothing cheaper is legal"), "{text}");
+    assert!(text.contains("* scatter b=dp f=tp") && text.contains("proved: nothing cheaper"), "{text}");
     let chain = meshc(&["plan", &model, "--mesh", "tp=2", "--explain", "model.layers.0.mlp.up_proj.weight"]);
     assert!(chain.contains("by split f=tp") && chain.contains("by all_gather(tp, dim 1)"), "{chain}");
 }

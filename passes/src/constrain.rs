@@ -26,8 +26,12 @@ pub(crate) fn run(sharded: &mut ShardedGraph) {
     }
     let old = std::mem::take(&mut sharded.graph);
     let mut new = Rewrite::of(&old);
+    // What each value is behind its own node, before it is moved: a backward node belongs to its forward node still.
+    let mut made = vec![None; old.values.len()];
     for node in &old.nodes {
-        new.copy(&old, node);
+        let at = new.copy(&old, node);
+        new.graph.nodes[at].of = node.of.and_then(|v| made[v.index()]);
+        node.results.iter().for_each(|v| made[v.index()] = new.now[v.index()]);
         for v in node.results.iter().filter(|v| asked.contains(v)) {
             let source = new.at(*v);
             new.now[v.index()] = Some(push_reshard(&mut new, source, node.mark));

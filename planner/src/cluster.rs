@@ -41,6 +41,9 @@ pub enum ClusterError {
     /// A figure that makes no sense.
     #[error("cluster {0}: `{1}` is {2}, but needs to be above 0")]
     Figure(String, &'static str, f64),
+    /// A time that makes no sense.
+    #[error("cluster {0}: `{1}` is {2}, but needs to be 0 seconds or more")]
+    Wait(String, &'static str, f64),
     /// A device count that is none.
     #[error("cluster `{0}` reads NAME or NAME:GPUS, as in h100:8")]
     Devices(String),
@@ -94,9 +97,13 @@ fn parse(path: &Path, text: &str) -> Result<Cluster, ClusterError> {
         ("memory", cluster.memory.unwrap_or(1.0)),
         ("bandwidth", cluster.bandwidth),
     ];
-    match figures.into_iter().find(|(_, x)| !(*x > 0.0 && x.is_finite())) {
-        Some((key, x)) => Err(ClusterError::Figure(cluster.name, key, x)),
-        None => Ok(cluster),
+    let waits = [("launch", cluster.launch), ("latency", cluster.latency)];
+    let wrong = figures.into_iter().find(|(_, x)| !(*x > 0.0 && x.is_finite()));
+    let negative = waits.into_iter().find(|(_, x)| !(*x >= 0.0 && x.is_finite()));
+    match (wrong, negative) {
+        (Some((key, x)), _) => Err(ClusterError::Figure(cluster.name, key, x)),
+        (None, Some((key, x))) => Err(ClusterError::Wait(cluster.name, key, x)),
+        (None, None) => Ok(cluster),
     }
 }
 
@@ -135,5 +142,7 @@ mod tests {
         assert!(error.starts_with("x.ron:6: ") && error.contains("flopz"), "{error}");
         let text = BUILT_IN[1].1.replace("bandwidth: 450.0e9", "bandwidth: -1.0");
         assert!(parse(Path::new("x.ron"), &text).is_err());
+        let text = BUILT_IN[1].1.replace("latency: 12.0e-6", "latency: -1.0");
+        assert!(matches!(parse(Path::new("x.ron"), &text), Err(ClusterError::Wait(..))));
     }
 }

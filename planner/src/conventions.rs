@@ -31,11 +31,14 @@ pub fn refine(graph: &Graph, mesh: &Mesh) -> Mesh {
     if outer == 1 || outer == n {
         return mesh.clone();
     }
-    let word = |(i, (name, size)): (usize, &(Name, usize))| match i == tp.index() {
-        true => format!("{name}={outer}.{}", n / outer),
-        false => format!("{name}={size}"),
+    let word = |(name, of): (Name, Vec<Axis>)| {
+        let sizes = match of.contains(tp) {
+            true => format!("{outer}.{}", n / outer),
+            false => of.iter().map(|a| mesh.size(*a).to_string()).collect::<Vec<_>>().join("."),
+        };
+        format!("{name}={sizes}")
     };
-    let text: Vec<String> = mesh.axes.iter().enumerate().map(word).collect();
+    let text: Vec<String> = mesh.outer().into_iter().map(word).collect();
     // The names are those of a mesh that was read already; two more cannot make it too large.
     Mesh::parse(&text.join(",")).unwrap_or_else(|_| mesh.clone())
 }

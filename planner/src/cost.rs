@@ -51,8 +51,8 @@ pub struct Message {
     /// Bytes of the call's full tensor as sent, padded to equal pieces: all_reduce: the tensor; all_gather: the result;
     /// reduce_scatter: the input; all_to_all: one rank's buffer; permute and broadcast: one rank's piece.
     pub bytes: usize,
-    /// Bytes that one rank sends in one call: 2 (n - 1) / n of them for all_reduce, all for
-    /// permute, else (n - 1) / n.
+    /// Bytes that one rank sends in one call: 2 (n - 1) / n of them for all_reduce, all for permute and broadcast, else
+    /// (n - 1) / n.
     pub wire_bytes: f64,
     /// How often ranks wait for each other: twice in an all_reduce, which is a reduce_scatter and an all_gather
     /// (Thakur et al., "Optimization of collective communication operations in MPICH", 2005), else once.

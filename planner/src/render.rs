@@ -148,8 +148,8 @@ pub fn choices(plan: &Plan, exact: bool) -> String {
         }
     }
     let proof = match exact {
-        true => "nothing cheaper is legal: every way to split was compared",
-        false => "axes were chosen one after the other; a cheaper way may exist",
+        true => "proved: nothing cheaper is in the space that docs/choice.md describes",
+        false => "not proved: there was too much to compare, and a cheaper way may exist",
     };
     let mut out =
         format!("what was chosen, and what else could be, with wire bytes a rank and time ({proof})\n");

@@ -86,7 +86,10 @@ fn united(space: &Space, graph: &Graph) -> Vec<Vec<usize>> {
         let node = &graph.nodes[i];
         node.mark.part == Part::Update
             || space.is_given(i)
-            || matches!(node.op, Op::Tap(_) | Op::Accumulate | Op::Reshard)
+            || matches!(
+                node.op,
+                Op::Input(_) | Op::State(_) | Op::Assign(_) | Op::Tap(_) | Op::Accumulate | Op::Reshard
+            )
     };
     let mut first: HashMap<u32, usize> = HashMap::new();
     for (i, node) in graph.nodes.iter().enumerate().filter(|(i, _)| !alone(*i)) {
@@ -172,10 +175,8 @@ fn picks(
 ) -> Vec<Vec<(Axis, Does)>> {
     let mut picks: Vec<Vec<(Axis, Does)>> = vec![Vec::new()];
     for (_, parts) in space.mesh().outer() {
-        let next = of_parts(space, members, nodes, allowed, &parts);
-        if picks.len() * next.len() > super::space::MOST_WAYS {
-            continue;
-        }
+        let mut next = of_parts(space, members, nodes, allowed, &parts);
+        space.limit(picks.len(), &mut next);
         picks = picks
             .iter()
             .flat_map(|p| next.iter().map(|n| [&p[..], n].concat()).collect::<Vec<_>>())

@@ -72,7 +72,7 @@ pub struct Best<'a> {
     pub choice: Choice<'a>,
     /// The way of each node.
     pub picked: Vec<usize>,
-    /// Whether nothing cheaper is in the space: all axes were chosen together, and no way was given up.
+    /// Whether nothing cheaper is in the space: all axes were chosen together, and no way was left out or given up.
     pub exact: bool,
 }
 
@@ -94,7 +94,8 @@ pub fn best<'a>(sharded: &'a ShardedGraph, cluster: &'a Cluster) -> Best<'a> {
         let picked = choice.picked(&solution.pick);
         let (strategies, places) = (choice.strategies(&picked), choice.places_at(&picked));
         settled = Some(Settled { open: open.clone(), strategies, places });
-        last = Some((choice, picked, exact && solution.exact));
+        let exact = exact && solution.exact && choice.whole;
+        last = Some((choice, picked, exact));
     }
     let (choice, picked, exact) = last.unwrap_or_else(|| unreachable!("there is a round"));
     let mut decisions = Decisions {

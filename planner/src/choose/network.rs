@@ -48,6 +48,8 @@ pub struct Choice<'a> {
     pub vars: Vec<Var>,
     /// The variables and tables.
     pub network: Network,
+    /// Whether every way, and all that lies between two shardings, was looked at.
+    pub whole: bool,
     /// Of each value, for each user what leads from each sharding to the others.
     routes: Vec<Vec<Rc<Routes>>>,
     users: Vec<Vec<(usize, usize)>>,
@@ -108,6 +110,7 @@ impl<'a> Choice<'a> {
             places: std::mem::take(&mut space.places),
             vars: Vec::new(),
             network: Network::default(),
+            whole: space.is_whole(),
             routes: vec![Vec::new(); graph.values.len()],
             users,
             makers: graph.makers(),
@@ -225,6 +228,7 @@ impl<'a> Choice<'a> {
         let ends: Vec<Sharding> = sources.iter().chain(needs.iter().flatten()).cloned().collect();
         let given = Tensor { shape: &ty.shape, dtype: ty.dtype, beyond: &beyond };
         let routes = Rc::new(Routes::between(given, &ends, &self.sharded.mesh, self.cluster));
+        self.whole &= routes.whole;
         let sources: Vec<usize> = sources.iter().map(|s| routes.at(s)).collect();
         let needs: Vec<Vec<usize>> =
             needs.iter().map(|of| of.iter().map(|s| routes.at(s)).collect()).collect();
@@ -288,7 +292,13 @@ impl<'a> Choice<'a> {
 
     /// The shardings that lie between those in which a value is made and needed.
     pub fn shardings(&self, value: Value) -> Vec<&Sharding> {
-        self.routes[value.index()].first().map_or(Vec::new(), |r| r.all.iter().collect())
+        let mut all: Vec<&Sharding> = Vec::new();
+        for sharding in self.routes[value.index()].iter().flat_map(|r| &r.all) {
+            if !all.contains(&sharding) {
+                all.push(sharding);
+            }
+        }
+        all
     }
 
     /// The reshards that bring a value to where its users need it, at these ways of the nodes, and their price.

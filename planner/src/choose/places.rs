@@ -12,33 +12,47 @@ pub fn given(sharded: &ShardedGraph, name: &Name) -> Sharding {
     sharded.decisions.places.get(name).cloned().unwrap_or_else(|| Sharding::replicated(dims))
 }
 
-/// The places of a state, the one that the conventions give first.
+/// The places of a state, the one that the conventions give first. A moment is split over `tp` as its parameter is.
 pub fn of(sharded: &ShardedGraph, state: &State) -> Vec<Sharding> {
-    let mesh = &sharded.mesh;
-    let given = given(sharded, &state.name);
+    let mine = given(sharded, &state.name);
     let parameter = match &state.role {
-        Role::Parameter { .. } => &state.name,
-        Role::Moment(of) => of,
-        Role::Step => return vec![given],
+        Role::Parameter { .. } => state,
+        Role::Moment(of) => match sharded.graph.state(of) {
+            Some(parameter) if parameter.shape() == state.shape() => parameter,
+            Some(_) | None => return vec![mine],
+        },
+        Role::Step => return vec![mine],
     };
-    let tensor: Vec<Axis> = mesh.find("tp").unwrap_or_default();
-    let tensor: Vec<Axis> = tensor.into_iter().filter(|a| mesh.size(*a) > 1).collect();
-    if !sharded.decisions.free.contains(parameter) || !given.axes().any(|a| tensor.contains(&a)) {
-        return vec![given];
+    let tensor: Vec<Axis> = sharded.mesh.find("tp").unwrap_or_default();
+    let tensor: Vec<Axis> = tensor.into_iter().filter(|a| sharded.mesh.size(*a) > 1).collect();
+    let first = given(sharded, &parameter.name);
+    if !sharded.decisions.free.contains(&parameter.name) || !first.axes().any(|a| tensor.contains(&a)) {
+        return vec![mine];
     }
-    let mut bare = given.clone();
-    bare.dims.iter_mut().for_each(|axes| axes.retain(|a| !tensor.contains(a)));
-    let mut all = vec![given];
-    let large: Vec<usize> = (0..state.dims.len()).filter(|d| state.dims[*d].1 > 1).collect();
+    // For each dimension the axes of `tp` that split it.
+    let split = |axes: &Vec<Axis>| axes.iter().copied().filter(|a| tensor.contains(a)).collect::<Vec<Axis>>();
+    let mut ways: Vec<Vec<Vec<Axis>>> = vec![first.dims.iter().map(split).collect()];
+    let dims = &parameter.dims;
+    let large: Vec<usize> = (0..dims.len()).filter(|d| dims[*d].1 > 1).collect();
     if large.len() < 2 {
-        all.push(bare.clone());
+        ways.push(vec![Vec::new(); dims.len()]);
     }
-    for d in large.into_iter().filter(|d| state.dims[*d].1 >= mesh.pieces(&tensor)) {
-        let mut place = bare.clone();
-        place.dims[d].splice(0..0, tensor.iter().copied());
-        if !all.contains(&place) {
-            all.push(place);
+    for d in large.into_iter().filter(|d| dims[*d].1 >= sharded.mesh.pieces(&tensor)) {
+        let mut way = vec![Vec::new(); dims.len()];
+        way[d].clone_from(&tensor);
+        if !ways.contains(&way) {
+            ways.push(way);
         }
     }
-    all
+    let place = |way: Vec<Vec<Axis>>| {
+        let mut place = mine.clone();
+        for (axes, split) in place.dims.iter_mut().zip(way) {
+            if axes.iter().copied().filter(|a| tensor.contains(a)).collect::<Vec<_>>() != split {
+                axes.retain(|a| !tensor.contains(a));
+                axes.splice(0..0, split);
+            }
+        }
+        place
+    };
+    ways.into_iter().map(place).collect()
 }

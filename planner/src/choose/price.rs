@@ -1,7 +1,7 @@
 //! What a reshard and a node cost, in the units of the search, from the same functions that price a program.
 
 use ir::rows::{Layout, Strategy};
-use ir::{DType, Graph, Mesh, Node, Op, Sharding, bound, moves_of};
+use ir::{DType, Graph, Mesh, Node, Op, Sharding, Value, bound, moves_of};
 
 use super::tables::Price;
 use crate::cluster::Cluster;
@@ -9,8 +9,11 @@ use crate::cost::{self, Lies, Work};
 
 /// Picoseconds.
 fn price(seconds: f64) -> Price {
-    (seconds * 1e12).round() as Price
+    ((seconds * 1e12).round() as Price).min(MOST)
 }
+
+/// Twenty hours: nothing is compared that takes longer.
+const MOST: Price = 1 << 56;
 
 /// What a reshard sends, and how long it takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -78,32 +81,41 @@ pub fn is_map(node: &Node) -> bool {
     maps && (0..node.sizes.len()).all(alone)
 }
 
-/// What a node computes on the rank with the largest pieces, `stored` if its result is written to memory.
+/// What a node computes on the rank with the largest pieces: as the kernel that it becomes, but for what it shares with
+/// others in one. `stored` says which values are written to memory, and so are read from there.
 pub fn work(
     graph: &Graph,
     node: &Node,
     strategy: &Strategy,
     layout: &Layout,
-    stored: bool,
+    stored: &dyn Fn(Value) -> bool,
     mesh: &Mesh,
 ) -> Work {
-    let points: f64 =
-        node.sizes.iter().zip(&strategy.split).map(|(n, axes)| bound(*n, axes, mesh) as f64).product();
-    let bytes = |of: &[ir::Value], lie: &[Sharding]| -> f64 {
-        let each = of.iter().zip(lie).map(|(v, sharding)| {
-            let ty = graph.ty(*v);
-            Lies { shape: &ty.shape, dtype: ty.dtype, sharding }.bytes(mesh) as f64
-        });
-        each.sum()
-    };
-    let written = if stored { bytes(&node.results, &layout.results) } else { 0.0 };
     if node.args.is_empty() || matches!(node.op, Op::Reshard | Op::Assign(_) | Op::Tap(_)) {
         return Work::default();
     }
-    match node.is_product() {
-        true => Work { flops: 2.0 * points, bytes: bytes(&node.args, &layout.args) + written },
-        false => Work { flops: points, bytes: written },
-    }
+    // What is looked up is no loop.
+    let looked = node.op.looked_up(&node.signature);
+    let each = node.sizes.iter().zip(&strategy.split).enumerate().filter(|(f, _)| looked != Some(*f));
+    let points: f64 = each.map(|(_, (n, axes))| bound(*n, axes, mesh) as f64).product();
+    let bytes = |v: Value, sharding: &Sharding| {
+        let ty = graph.ty(v);
+        Lies { shape: &ty.shape, dtype: ty.dtype, sharding }.bytes(mesh) as f64
+    };
+    let product = node.is_product();
+    let results =
+        node.results.iter().zip(&layout.results).filter(|(v, _)| product || stored(**v) || !is_map(node));
+    let written: f64 = results.map(|(v, sharding)| bytes(*v, sharding)).sum();
+    let operands = node.args.iter().zip(&layout.args).enumerate();
+    let read =
+        operands.map(|(k, (v, sharding))| match (node.op == Op::Gather && k == 0, product || stored(*v)) {
+            // As much of a table as is looked up.
+            (true, _) => written,
+            (false, true) => bytes(*v, sharding),
+            (false, false) => 0.0,
+        });
+    let flops = if product { 2.0 * points } else { points };
+    Work { flops, bytes: read.sum::<f64>() + written }
 }
 
 /// The price of what a node computes.

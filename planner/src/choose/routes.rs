@@ -20,11 +20,13 @@ const TREE: usize = 5;
 pub struct Routes {
     /// The shardings.
     pub all: Vec<Sharding>,
+    /// Whether all that lie between are among them.
+    pub whole: bool,
     index: HashMap<Sharding, usize>,
     /// The least price from one to another.
     least: Vec<Price>,
     /// The last but one on that way.
-    before: Vec<u16>,
+    before: Vec<u32>,
 }
 
 /// A tensor that is brought from one sharding to another.
@@ -49,20 +51,22 @@ impl Routes {
     pub fn between(tensor: Tensor, ends: &[Sharding], mesh: &Mesh, cluster: &Cluster) -> Routes {
         let mut all: Vec<Sharding> = Vec::new();
         let mut index = HashMap::new();
-        for sharding in ends.iter().cloned().chain(combined(tensor.shape, ends, mesh)) {
+        let between = combined(tensor.shape, ends, mesh);
+        let whole = between.is_some();
+        for sharding in ends.iter().cloned().chain(between.into_iter().flatten()) {
             if !index.contains_key(&sharding) {
                 index.insert(sharding.clone(), all.len());
                 all.push(sharding);
             }
         }
         let n = all.len();
-        let mut routes = Routes { all, index, least: vec![0; n * n], before: vec![0; n * n] };
+        let mut routes = Routes { all, whole, index, least: vec![0; n * n], before: vec![0; n * n] };
         for a in 0..n {
             for b in 0..n {
                 let (from, to) = (&routes.all[a], &routes.all[b]);
                 let own = sent(tensor.shape, tensor.dtype, from, to, mesh, cluster).price();
                 routes.least[a * n + b] = plus(own, tensor.beyond.price(from, to));
-                routes.before[a * n + b] = a as u16;
+                routes.before[a * n + b] = a as u32;
             }
         }
         routes.shorten();
@@ -101,7 +105,7 @@ impl Routes {
         if from == to {
             return;
         }
-        let before = usize::from(self.before[from * self.all.len() + to]);
+        let before = self.before[from * self.all.len() + to] as usize;
         self.path(from, before, edges);
         if !edges.contains(&(before, to)) {
             edges.push((before, to));
@@ -234,8 +238,9 @@ fn position(sharding: &Sharding, axis: Axis) -> Position {
     dim.map_or(Position::Nowhere, Position::Dim)
 }
 
-/// Every combination of the positions that the axes have in some of them, axes of a dimension in the mesh's order.
-fn combined(shape: &[usize], of: &[Sharding], mesh: &Mesh) -> Vec<Sharding> {
+/// Every combination of the positions that the axes have in some of them, axes of a dimension in the mesh's order; none if
+/// there are too many.
+fn combined(shape: &[usize], of: &[Sharding], mesh: &Mesh) -> Option<Vec<Sharding>> {
     let mut out = vec![Sharding::replicated(shape.len())];
     for axis in mesh.all().filter(|a| mesh.size(*a) > 1) {
         let mut positions: Vec<Position> = of.iter().map(|s| position(s, axis)).collect();
@@ -243,7 +248,7 @@ fn combined(shape: &[usize], of: &[Sharding], mesh: &Mesh) -> Vec<Sharding> {
         positions.sort();
         positions.dedup();
         if out.len() * positions.len() > MOST {
-            return Vec::new();
+            return None;
         }
         let with = |s: &Sharding, p: &Position| {
             let mut s = s.clone();
@@ -257,5 +262,5 @@ fn combined(shape: &[usize], of: &[Sharding], mesh: &Mesh) -> Vec<Sharding> {
         out = out.iter().flat_map(|s| positions.iter().map(|p| with(s, p)).collect::<Vec<_>>()).collect();
     }
     out.retain(|s| !s.merges() || s.has_pairs(shape));
-    out
+    Some(out)
 }

@@ -7,6 +7,7 @@
 //! - Any other axis splits anything.
 //! - The parts of a refined axis go together, unless something is placed on the first of them alone.
 
+use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
@@ -40,7 +41,7 @@ pub struct Ways {
 }
 
 /// More ways than this are not looked at for one node.
-pub const MOST_WAYS: usize = 1500;
+const MOST_WAYS: usize = 1500;
 
 /// A value of indices that more nodes than this use lies as its inputs do, and each makes its own copy.
 const MANY_USERS: usize = 2;
@@ -123,6 +124,7 @@ pub struct Space<'a> {
     asked: HashMap<Value, Sharding>,
     known: HashMap<Key, Ways>,
     settled: Option<Settled>,
+    whole: Cell<bool>,
 }
 
 /// What the ways of a node depend on.
@@ -166,6 +168,7 @@ impl<'a> Space<'a> {
             asked: graph.constraints.iter().map(|c| (c.value, asked(c, mesh))).collect(),
             known: HashMap::new(),
             settled,
+            whole: Cell::new(true),
         };
         if let Some(settled) = &space.settled
             && !settled.open.iter().any(|a| space.kinds[a.index()] == Kind::Tensor)
@@ -296,7 +299,7 @@ impl<'a> Space<'a> {
             .map(|(f, a)| self.alone.contains(&(self.classes.of_factor(i, f), a)))
             .collect();
         let mut flags = if mesh.aliases.is_empty() { Vec::new() } else { alone };
-        flags.push(node.results.first().is_some_and(|v| self.stored[v.index()]));
+        flags.extend(node.results.iter().chain(&node.args).map(|v| self.stored[v.index()]));
         let key: Key =
             (format!("{name} {}", node.signature), node.sizes.clone(), dtypes, allowed, flags, given);
         if let Some(known) = self.known.get(&key) {
@@ -309,6 +312,16 @@ impl<'a> Space<'a> {
         let ways = Ways { id: self.known.len(), all: Rc::new(all) };
         self.known.insert(key, ways.clone());
         ways
+    }
+
+    /// Whether a value is a parameter whose every place has an axis, but not on the vocabulary.
+    fn lies_elsewhere(&self, value: Value, axis: Axis) -> bool {
+        let Op::State(name) = &self.sharded.graph.nodes[self.maker(value)].op else { return false };
+        let off = |p: &Sharding| {
+            let dim = p.dims.iter().position(|axes| axes.contains(&axis));
+            dim.is_some_and(|d| !self.vocabulary.contains(&self.classes.of_value(value, d)))
+        };
+        self.places.get(name).is_some_and(|places| places.iter().all(off))
     }
 
     /// The row of an axis that is settled: as it was chosen, or nothing where it was not yet.
@@ -358,7 +371,8 @@ impl<'a> Space<'a> {
                 Row::Factor(f) => self.vocabulary.contains(&class(*f)) && large(*f) && looked != Some(*f),
                 Row::Nothing | Row::Pass(..) => false,
             };
-            if kind == Kind::Tensor && !update && all.iter().any(columns) {
+            let elsewhere = || node.args.iter().any(|v| self.lies_elsewhere(*v, axis));
+            if kind == Kind::Tensor && !update && all.iter().any(columns) && !elsewhere() {
                 return all.iter().filter(|row| columns(row)).cloned().collect();
             }
             let may = |f: usize| match kind {
@@ -387,11 +401,8 @@ impl<'a> Space<'a> {
         let node = &graph.nodes[i];
         let mut picks: Vec<Vec<(Axis, Row)>> = vec![Vec::new()];
         for (_, parts) in mesh.outer() {
-            let next = self.joint(i, &parts, allowed);
-            if picks.len() * next.len() > MOST_WAYS {
-                // Beyond what can be looked at, an axis does nothing.
-                continue;
-            }
+            let mut next = self.joint(i, &parts, allowed);
+            self.limit(picks.len(), &mut next);
             picks = picks
                 .iter()
                 .flat_map(|p| next.iter().map(|n| [&p[..], n].concat()).collect::<Vec<_>>())
@@ -410,9 +421,21 @@ impl<'a> Space<'a> {
         let (graph, mesh) = (&self.sharded.graph, &self.sharded.mesh);
         let node = &graph.nodes[i];
         let layout = layout(graph, node, &strategy, mesh)?;
-        let stored = node.results.first().is_none_or(|v| self.stored[v.index()]) || !is_map(node);
-        let work = work(graph, node, &strategy, &layout, stored, mesh);
+        let work = work(graph, node, &strategy, &layout, &|v| self.stored[v.index()], mesh);
         Some(Way { work: computing(work, self.cluster), strategy, layout })
+    }
+
+    /// Beyond what can be looked at, an axis does the first that it may.
+    pub(super) fn limit<T>(&self, picks: usize, next: &mut Vec<T>) {
+        if picks * next.len() > MOST_WAYS {
+            next.truncate(1);
+            self.whole.set(false);
+        }
+    }
+
+    /// Whether every way was looked at.
+    pub fn is_whole(&self) -> bool {
+        self.whole.get()
     }
 
     /// The mesh.

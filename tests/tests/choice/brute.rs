@@ -1,5 +1,6 @@
-//! The choice is the best there is: its price is the least of all combinations of ways, priced here again in another
-//! manner. `MESHC_CHOICES=500` tries more graphs.
+//! The choice is the best there is: its price is the least of all combinations of ways. A single way and a single reshard
+//! cost what they cost there, but copies are put together and combinations are gone through in another manner.
+//! `MESHC_CHOICES=500` tries more graphs.
 
 use std::collections::HashMap;
 
