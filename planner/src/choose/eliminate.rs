@@ -95,8 +95,7 @@ impl Network {
             }
         }
         (0..self.domains.len()).for_each(|v| at.queue_up(v));
-        // With the values that were left then: some may be given up later.
-        let mut order: Vec<(Var, Kept, Vec<(Var, Kept)>, Rc<Best>)> = Vec::new();
+        let mut order: Vec<Gone> = Vec::new();
         while let Some(Reverse((work, v, version))) = at.queue.pop() {
             if version != at.version[v] {
                 continue;
@@ -113,13 +112,13 @@ impl Network {
             at.widest = at.widest.max(now);
             let (scope, best) = at.eliminate(v, &mut self.tables);
             let scope = scope.into_iter().map(|u| (u, at.kept[u].clone())).collect();
-            order.push((v, at.kept[v].clone(), scope, best));
+            order.push(Gone { var: v, kept: at.kept[v].clone(), scope, best });
         }
         let mut pick = vec![0; self.domains.len()];
-        for (v, kept, scope, best) in order.iter().rev() {
+        for Gone { var, kept, scope, best } in order.iter().rev() {
             let place = |u: Var, kept: &Kept| kept.binary_search(&pick[u]).unwrap_or(0);
             let index = scope.iter().fold(0, |i, (u, kept)| i * kept.len() + place(*u, kept));
-            pick[*v] = kept[best.value[index] as usize];
+            pick[*var] = kept[best.value[index] as usize];
         }
         Solution { price: at.offset, pick, exact: at.exact, widest: at.widest }
     }
@@ -127,6 +126,15 @@ impl Network {
 
 /// The values of a variable that are left, in order.
 type Kept = Rc<Vec<usize>>;
+
+/// A variable that is gone, and those that shared a table with it, each with the values that were left then: some may be
+/// given up later.
+struct Gone {
+    var: Var,
+    kept: Kept,
+    scope: Vec<(Var, Kept)>,
+    best: Rc<Best>,
+}
 
 /// What is left when a variable is gone.
 #[derive(Debug)]
