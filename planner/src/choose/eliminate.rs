@@ -81,6 +81,7 @@ impl Network {
             domains,
             factors: Vec::new(),
             of: vec![Vec::new(); self.domains.len()],
+            live: vec![0; self.domains.len()],
             queue: BinaryHeap::new(),
             version: vec![0; self.domains.len()],
             known: HashMap::new(),
@@ -155,6 +156,8 @@ struct Eliminating {
     factors: Vec<Option<(Vec<Var>, TableId)>>,
     /// For each variable its factors, used up ones among them.
     of: Vec<Vec<usize>>,
+    /// For each variable how many of its factors are not used up.
+    live: Vec<usize>,
     queue: BinaryHeap<Reverse<(u64, Var, u32)>>,
     version: Vec<u32>,
     known: HashMap<Vec<u64>, Rc<Best>>,
@@ -165,7 +168,10 @@ struct Eliminating {
 
 impl Eliminating {
     fn push(&mut self, vars: Vec<Var>, table: TableId) {
-        vars.iter().for_each(|v| self.of[*v].push(self.factors.len()));
+        for v in &vars {
+            self.of[*v].push(self.factors.len());
+            self.live[*v] += 1;
+        }
         self.factors.push(Some((vars, table)));
     }
 
@@ -177,11 +183,12 @@ impl Eliminating {
 
     /// How many combinations the elimination of a variable visits; as if endless where it is in too many tables.
     fn work(&mut self, v: Var, most: usize) -> u64 {
-        let factors = &self.factors;
-        self.of[v].retain(|f| factors[*f].is_some());
-        if self.of[v].len() > most {
+        // A variable in very many tables is met after each of them: it is not gone through every time.
+        if self.live[v] > most {
             return u64::MAX;
         }
+        let factors = &self.factors;
+        self.of[v].retain(|f| factors[*f].is_some());
         let size = |u: &Var| self.domains[*u] as u64;
         self.scope(v).iter().map(size).fold(size(&v), u64::saturating_mul)
     }
@@ -201,6 +208,7 @@ impl Eliminating {
         let mut parts: Vec<(TableId, Vec<usize>)> = Vec::new();
         for f in std::mem::take(&mut self.of[v]) {
             let Some((vars, table)) = self.factors[f].take() else { continue };
+            vars.iter().for_each(|u| self.live[*u] -= 1);
             // The variable itself stands behind all others.
             let place = |u: &Var| scope.binary_search(u).unwrap_or(scope.len());
             parts.push((table, vars.iter().map(place).collect()));
