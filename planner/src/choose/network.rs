@@ -57,7 +57,7 @@ pub struct Choice<'a> {
     /// Values of which each user makes its own copy.
     shared: Vec<bool>,
     known: HashMap<Key, Rc<Of>>,
-    units: HashMap<usize, TableId>,
+    works: HashMap<Vec<usize>, TableId>,
 }
 
 /// What the tables of a value depend on: its maker's ways, its users' and which operand it is, shape, type, whether it is
@@ -116,7 +116,7 @@ impl<'a> Choice<'a> {
             makers: graph.makers(),
             shared: graph.makers().iter().map(|i| *i < graph.nodes.len() && space.is_shared(*i)).collect(),
             known: HashMap::new(),
-            units: HashMap::new(),
+            works: HashMap::new(),
             ways: Vec::new(),
         };
         choice.variables(groups);
@@ -138,8 +138,8 @@ impl<'a> Choice<'a> {
             } else {
                 self.network.variable(values)
             };
-            let works: Vec<TableId> = group.ways.iter().map(|w| self.works(w)).collect();
-            works.into_iter().for_each(|table| self.network.add(&[var], table));
+            let work = self.work(&group);
+            self.network.add(&[var], work);
             for (i, ways) in group.members.into_iter().zip(group.ways) {
                 of_node[i] = Some((var, ways));
             }
@@ -147,11 +147,12 @@ impl<'a> Choice<'a> {
         (self.vars, self.ways) = of_node.into_iter().flatten().unzip();
     }
 
-    /// What each way of a node computes.
-    fn works(&mut self, ways: &Ways) -> TableId {
-        *self.units.entry(ways.id).or_insert_with(|| {
-            let table = Table::of(vec![ways.all.len()], |at| ways.all[at[0]].work);
-            self.network.tables.intern(table)
+    /// What the nodes of a group compute, for each of its ways.
+    fn work(&mut self, group: &Group) -> TableId {
+        let ids = group.ways.iter().map(|w| w.id).collect();
+        *self.works.entry(ids).or_insert_with(|| {
+            let of = |at: &[usize]| group.ways.iter().fold(0, |sum, w| plus(sum, w.all[at[0]].work));
+            self.network.tables.intern(Table::of(vec![group.ways[0].all.len()], of))
         })
     }
 
