@@ -71,4 +71,4 @@ impl Classes {
 }
 
 /// Classes on which an axis lies somewhere.
-pub type Placed = std::collections::HashSet<(u32, Axis)>;
+pub type Placed = rustc_hash::FxHashSet<(u32, Axis)>;

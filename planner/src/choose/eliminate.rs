@@ -4,8 +4,10 @@
 //! tables in the same way is computed once.
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap};
+use std::collections::BinaryHeap;
 use std::rc::Rc;
+
+use rustc_hash::FxHashMap;
 
 use super::tables::{NEVER, Price, Table, TableId, Tables, step};
 
@@ -84,7 +86,7 @@ impl Network {
             live: vec![0; self.domains.len()],
             queue: BinaryHeap::new(),
             version: vec![0; self.domains.len()],
-            known: HashMap::new(),
+            known: FxHashMap::default(),
             offset: 0,
             widest: 0,
             exact: true,
@@ -160,7 +162,7 @@ struct Eliminating {
     live: Vec<usize>,
     queue: BinaryHeap<Reverse<(u64, Var, u32)>>,
     version: Vec<u32>,
-    known: HashMap<Vec<u64>, Rc<Best>>,
+    known: FxHashMap<Vec<u64>, Rc<Best>>,
     offset: i128,
     widest: u64,
     exact: bool,

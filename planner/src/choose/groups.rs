@@ -2,12 +2,12 @@
 //! takes the split of factors of its forward op. Along an axis a group splits one factor, by its name, in every node that
 //! has it; where it splits none, partial values may pass through it, forward or backward.
 
-use std::collections::HashMap;
 use std::rc::Rc;
 
 use ir::graph::Node;
 use ir::rows::{Row, Strategy};
 use ir::{Axis, Graph, Name, Op, Part};
+use rustc_hash::FxHashMap;
 
 use super::space::{Space, Way, Ways};
 
@@ -50,7 +50,7 @@ type Key = (Vec<usize>, Vec<Vec<Source>>, Vec<Part>);
 /// The ways of groups that are known.
 #[derive(Debug, Default)]
 pub struct Known {
-    groups: HashMap<Key, Option<Vec<Ways>>>,
+    groups: FxHashMap<Key, Option<Vec<Ways>>>,
     count: usize,
 }
 
@@ -91,7 +91,7 @@ fn united(space: &Space, graph: &Graph) -> Vec<Vec<usize>> {
                 Op::Input(_) | Op::State(_) | Op::Assign(_) | Op::Tap(_) | Op::Accumulate | Op::Reshard
             )
     };
-    let mut first: HashMap<u32, usize> = HashMap::new();
+    let mut first: FxHashMap<u32, usize> = FxHashMap::default();
     for (i, node) in graph.nodes.iter().enumerate().filter(|(i, _)| !alone(*i)) {
         let tagged = node.tag.as_ref().map(|t| *first.entry(t.instance).or_insert(i));
         let forward = node.of.map(|v| makers[v.index()]).filter(|f| !alone(*f));
@@ -114,7 +114,7 @@ fn joint(
     single: &[Ways],
     known: &mut Known,
 ) -> Option<Vec<Ways>> {
-    let makers: HashMap<_, usize> = members
+    let makers: FxHashMap<_, usize> = members
         .iter()
         .enumerate()
         .flat_map(|(m, i)| graph.nodes[*i].results.iter().map(move |v| (*v, m)))

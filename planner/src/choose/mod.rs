@@ -16,10 +16,9 @@ pub mod routes;
 pub mod space;
 pub mod tables;
 
-use std::collections::HashMap;
-
 use ir::{Axis, Decisions, Graph, Mesh, Name, Places, ShardedGraph, Sharding};
 use passes::{Compiled, Trace};
+use rustc_hash::FxHashMap;
 
 use crate::cluster::Cluster;
 use network::Choice;
@@ -107,7 +106,7 @@ pub fn best<'a>(sharded: &'a ShardedGraph, cluster: &'a Cluster) -> Best<'a> {
     Best { decisions, choice, picked, exact }
 }
 
-fn given(sharded: &ShardedGraph) -> HashMap<Name, Sharding> {
+fn given(sharded: &ShardedGraph) -> FxHashMap<Name, Sharding> {
     sharded.graph.states.iter().map(|s| (s.name.clone(), places::given(sharded, &s.name))).collect()
 }
 

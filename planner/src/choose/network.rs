@@ -3,12 +3,13 @@
 //! is there. What a node computes, what the copies of a value cost, and whether a copy is there as a node needs it are
 //! tables over one or two of them.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use ir::rows::Strategy;
 use ir::state::Role;
 use ir::{Axis, DType, Name, Op, Reshard, ShardedGraph, Sharding, Value};
+use rustc_hash::FxHashMap;
 
 use super::eliminate::{Network, Solution, Var};
 use super::groups::{self, Group};
@@ -41,7 +42,7 @@ pub struct Choice<'a> {
     sharded: &'a ShardedGraph,
     cluster: &'a Cluster,
     /// The places of each state among which is chosen.
-    pub places: HashMap<Name, Vec<Sharding>>,
+    pub places: FxHashMap<Name, Vec<Sharding>>,
     /// The ways of each node.
     pub ways: Vec<Ways>,
     /// The variable of each node.
@@ -56,8 +57,8 @@ pub struct Choice<'a> {
     makers: Vec<usize>,
     /// Values of which each user makes its own copy.
     shared: Vec<bool>,
-    known: HashMap<Key, Rc<Of>>,
-    works: HashMap<Vec<usize>, TableId>,
+    known: FxHashMap<Key, Rc<Of>>,
+    works: FxHashMap<Vec<usize>, TableId>,
 }
 
 /// What the tables of a value depend on: its maker's ways, its users' and which operand it is, shape, type, whether it is
@@ -115,8 +116,8 @@ impl<'a> Choice<'a> {
             users,
             makers: graph.makers(),
             shared: graph.makers().iter().map(|i| *i < graph.nodes.len() && space.is_shared(*i)).collect(),
-            known: HashMap::new(),
-            works: HashMap::new(),
+            known: FxHashMap::default(),
+            works: FxHashMap::default(),
             ways: Vec::new(),
         };
         choice.variables(groups);
@@ -126,7 +127,7 @@ impl<'a> Choice<'a> {
 
     fn variables(&mut self, groups: Vec<Group>) {
         let graph = &self.sharded.graph;
-        let mut of_parameter: HashMap<&Name, Var> = HashMap::new();
+        let mut of_parameter: FxHashMap<&Name, Var> = FxHashMap::default();
         let mut of_node: Vec<Option<(Var, Ways)>> = vec![None; graph.nodes.len()];
         for group in groups {
             let values = group.ways[0].all.len();
@@ -278,7 +279,7 @@ impl<'a> Choice<'a> {
     }
 
     /// Where each state lies, at these ways.
-    pub fn places_at(&self, picked: &[usize]) -> HashMap<Name, Sharding> {
+    pub fn places_at(&self, picked: &[usize]) -> FxHashMap<Name, Sharding> {
         let each = self.sharded.graph.nodes.iter().zip(picked).filter_map(|(node, p)| {
             let (Op::State(name) | Op::Assign(name)) = &node.op else { return None };
             Some((name.clone(), self.places.get(name)?.get(*p)?.clone()))

@@ -1,9 +1,8 @@
 //! The cheapest ways to bring a value from one sharding to others, through any shardings between them that combine
 //! positions of its axes which its maker or a user knows. A copy once made is free for all.
 
-use std::collections::HashMap;
-
 use ir::{Axis, DType, Mesh, Reduce, Sharding};
+use rustc_hash::FxHashMap;
 
 use super::price::sent;
 use super::tables::{NEVER, Price, plus};
@@ -22,7 +21,7 @@ pub struct Routes {
     pub all: Vec<Sharding>,
     /// Whether all that lie between are among them.
     pub whole: bool,
-    index: HashMap<Sharding, usize>,
+    index: FxHashMap<Sharding, usize>,
     /// The least price from one to another.
     least: Vec<Price>,
     /// The last but one on that way.
@@ -50,7 +49,7 @@ impl Routes {
     /// Between these shardings and all that lie between them.
     pub fn between(tensor: Tensor, ends: &[Sharding], mesh: &Mesh, cluster: &Cluster) -> Routes {
         let mut all: Vec<Sharding> = Vec::new();
-        let mut index = HashMap::new();
+        let mut index = FxHashMap::default();
         let between = combined(tensor.shape, ends, mesh);
         let whole = between.is_some();
         for sharding in ends.iter().cloned().chain(between.into_iter().flatten()) {

@@ -8,12 +8,12 @@
 //! - The parts of a refined axis go together, unless something is placed on the first of them alone.
 
 use std::cell::Cell;
-use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
 use ir::rows::{Layout, Row, Strategy, factor_axes, layout, rows};
 use ir::{Axis, DType, Graph, Mesh, Name, Node, Op, Part, ShardedGraph, Sharding, Value};
 use passes::asked;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::classes::{Classes, Placed};
 use super::price::{computing, is_map, work};
@@ -85,7 +85,7 @@ pub struct Settled {
     /// By node how it is split by the other axes.
     pub strategies: Vec<Strategy>,
     /// Where states lie, unless `tp` is open.
-    pub places: HashMap<Name, Sharding>,
+    pub places: FxHashMap<Name, Sharding>,
 }
 
 /// What may be chosen.
@@ -104,14 +104,14 @@ pub struct Space<'a> {
     placed: Placed,
     /// Where states have an axis, by the classes of the update.
     placed_update: Placed,
-    batch: HashSet<u32>,
-    vocabulary: HashSet<u32>,
+    batch: FxHashSet<u32>,
+    vocabulary: FxHashSet<u32>,
     /// Classes on which the outer part of a refined axis lies alone.
     alone: Placed,
     /// Pairs of axes that some place has in this order, which is not the mesh's.
-    turned: HashSet<(Axis, Axis)>,
+    turned: FxHashSet<(Axis, Axis)>,
     /// The places of each state among which is chosen.
-    pub places: HashMap<Name, Vec<Sharding>>,
+    pub places: FxHashMap<Name, Vec<Sharding>>,
     /// Whether each value is written to memory.
     stored: Vec<bool>,
     /// Nodes that compute from indices and constants alone.
@@ -121,8 +121,8 @@ pub struct Space<'a> {
     makers: Vec<usize>,
     /// By node the rows that each axis may have.
     allowed: Vec<Vec<Vec<Row>>>,
-    asked: HashMap<Value, Sharding>,
-    known: HashMap<Key, Ways>,
+    asked: FxHashMap<Value, Sharding>,
+    known: FxHashMap<Key, Ways>,
     settled: Option<Settled>,
     whole: Cell<bool>,
 }
@@ -151,14 +151,14 @@ impl<'a> Space<'a> {
             kinds: mesh.all().map(|a| kind(mesh, a)).collect(),
             update: Classes::of_update(graph),
             classes,
-            bound: HashSet::new(),
-            of_inputs: HashSet::new(),
-            placed: HashSet::new(),
-            placed_update: HashSet::new(),
-            batch: HashSet::new(),
-            vocabulary: HashSet::new(),
-            alone: HashSet::new(),
-            turned: HashSet::new(),
+            bound: FxHashSet::default(),
+            of_inputs: FxHashSet::default(),
+            placed: FxHashSet::default(),
+            placed_update: FxHashSet::default(),
+            batch: FxHashSet::default(),
+            vocabulary: FxHashSet::default(),
+            alone: FxHashSet::default(),
+            turned: FxHashSet::default(),
             places: graph.states.iter().map(|s| (s.name.clone(), super::places::of(sharded, s))).collect(),
             stored: stored(graph),
             given,
@@ -166,7 +166,7 @@ impl<'a> Space<'a> {
             makers: graph.makers(),
             allowed: Vec::new(),
             asked: graph.constraints.iter().map(|c| (c.value, asked(c, mesh))).collect(),
-            known: HashMap::new(),
+            known: FxHashMap::default(),
             settled,
             whole: Cell::new(true),
         };
@@ -187,10 +187,12 @@ impl<'a> Space<'a> {
         let mut partial: Vec<Vec<bool>> = vec![vec![false; mesh.axes.len()]; graph.values.len()];
         for (i, node) in graph.nodes.iter().enumerate() {
             let mut allowed = self.rows_of(i);
+            let repeats = node.args.iter().collect::<FxHashSet<_>>().len() < node.args.len();
             for (axis, rows) in allowed.iter_mut().enumerate() {
                 // A value that is also another operand is resolved for that one anyway.
                 let again = |k: &usize, args: &[usize]| {
-                    (0..node.args.len()).any(|o| !args.contains(&o) && node.args[o] == node.args[*k])
+                    repeats
+                        && (0..node.args.len()).any(|o| !args.contains(&o) && node.args[o] == node.args[*k])
                 };
                 let comes = |args: &[usize]| {
                     args.iter().any(|k| partial[node.args[*k].index()][axis])

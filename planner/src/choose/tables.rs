@@ -1,8 +1,9 @@
 //! Tables of prices over a few variables, kept once each: equal tables have one number, so that what is computed from
 //! equal tables is computed once. That is how repeated layers are solved once.
 
-use std::collections::HashMap;
 use std::rc::Rc;
+
+use rustc_hash::FxHashMap;
 
 /// A price: picoseconds, and one more for each collective, so that of equal prices fewer collectives win.
 pub type Price = i64;
@@ -66,8 +67,8 @@ pub struct TableId(u32);
 #[derive(Debug, Default)]
 pub struct Tables {
     all: Vec<Rc<Table>>,
-    numbers: HashMap<Rc<Table>, TableId>,
-    arranged: HashMap<(TableId, Vec<Option<usize>>), TableId>,
+    numbers: FxHashMap<Rc<Table>, TableId>,
+    arranged: FxHashMap<(TableId, Vec<Option<usize>>), TableId>,
 }
 
 impl Tables {
