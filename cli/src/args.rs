@@ -90,8 +90,8 @@ pub struct SplitArgs {
     /// Tokens of a row; 128 unless the batches or the model say otherwise
     #[arg(long, value_name = "S")]
     pub seq: Option<usize>,
-    /// Micro-batches of a step
-    #[arg(long, value_name = "M", default_value_t = 1, hide = true)]
+    /// Micro-batches of a step, one after the other; their gradients are summed
+    #[arg(long, value_name = "M", default_value_t = 1)]
     pub microbatches: usize,
     /// What the plan is priced for: NAME, NAME:GPUS or a RON file (here, h100)
     #[arg(long, default_value = "here", value_name = "NAME[:GPUS]|FILE")]
@@ -112,11 +112,11 @@ pub struct SplitArgs {
     #[arg(long, value_name = "8,8,7,7", hide = true)]
     pub stages: Option<String>,
     /// What is sharded over dp: 1 optimizer state, 2 and gradients, 3 and parameters
-    #[arg(long, value_name = "0|1|2|3", hide = true)]
-    pub zero: Option<u8>,
-    /// When gradients are synchronised
-    #[arg(long, value_name = "once|each", hide = true)]
-    pub sync: Option<String>,
+    #[arg(long, value_name = "0|1|2|3", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=3))]
+    pub zero: u8,
+    /// When gradients are synchronised: once a step (--zero 0, 1) or after each micro-batch (--zero 2, 3)
+    #[arg(long, value_enum)]
+    pub sync: Option<Sync>,
     /// What the backward computes again
     #[arg(long, value_name = "none|selective|full", hide = true)]
     pub recompute: Option<String>,
@@ -144,6 +144,15 @@ pub enum Mode {
     /// One token after a prompt.
     #[value(hide = true)]
     Decode,
+}
+
+/// When gradients are synchronised over ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Sync {
+    /// After the last micro-batch.
+    Once,
+    /// After each, into accumulators that are split as optimizer state is.
+    Each,
 }
 
 /// How a plan is printed.

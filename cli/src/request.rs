@@ -1,20 +1,24 @@
 //! From what the user asks to a graph with places on a mesh: everything that can make no sense is found here.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
+use std::ops::Range;
 use std::path::Path;
 
 use ir::graph::{Mark, NewNode};
+use ir::schedule::Schedule;
 use ir::state::{AdamW, Role};
-use ir::{Graph, Mesh, Name, Op, Places, ShardedGraph, Signature, verify};
+use ir::{Graph, Mesh, Name, Op, Places, ShardedGraph, Sharding, Signature, piece, verify};
 use models::{Config, Shape};
 use passes::{Compiled, Trace};
 use planner::choose::{Best, compile, compile_and_tell};
 use planner::cluster::Cluster;
 use planner::conventions::{AXES, free, places, refine};
 use planner::even::uneven;
-use planner::rules;
+use planner::rules::{self, Rules};
+use planner::zero::{self, Zero};
+use runtime::data::rows::Rows;
 
-use crate::args::{Mode, SplitArgs};
+use crate::args::{Mode, SplitArgs, Sync};
 use crate::failure::Failure;
 
 /// A model of the user's own: its name, the usual size of a step, and how it is built.
@@ -45,6 +49,8 @@ pub struct Request {
     pub graph: Graph,
     /// The size of a step.
     pub shape: Shape,
+    /// Which rows each micro-batch has.
+    pub rows: Rows,
     /// The devices.
     pub mesh: Mesh,
     /// Where inputs and states lie.
@@ -68,18 +74,22 @@ pub fn read(origin: &Origin, args: &SplitArgs, fed: Option<Shape>) -> Result<Req
     if cluster.name == "here" && cluster.memory.is_none() {
         cluster.memory = machine_memory().map(|m| m / mesh.ranks() as f64);
     }
-    let (title, config, mut graph, shape) = model(origin, args, fed)?;
+    let rules = args.rules.as_deref().map(read_rules).transpose()?;
+    let Model { title, config, mut graph, shape, rows } = model(origin, args, fed, &|graph| {
+        let mesh = refine(graph, &mesh);
+        let places = places(graph, &mesh);
+        let places = rules.as_ref().map_or(Ok(places.clone()), |r| r.apply(graph, &mesh, places))?;
+        Ok(pieces(graph, &mesh, &places))
+    })?;
     if args.mode == Mode::Forward {
         keep_outputs(&mut graph);
     }
     check_constraints(&graph, &mesh, &constraint_lines(args))?;
     let mesh = refine(&graph, &mesh);
     let mut places = Places::from(places(&graph, &mesh));
+    places.schedule = Schedule::one_stage(rows.microbatches());
     places.free = free(&graph, &places.at, &mesh);
-    if let Some(path) = &args.rules {
-        let text = std::fs::read_to_string(path)
-            .map_err(|e| Failure::Request(format!("cannot read {}: {e}", path.display())))?;
-        let rules = rules::parse(&path.display().to_string(), &text)?;
+    if let Some(rules) = &rules {
         places.at = rules.apply(&graph, &mesh, places.at)?;
         let ruled = |s: &&ir::state::State| rules.name(&s.name, &s.dims);
         graph.states.iter().filter(ruled).for_each(|s| {
@@ -87,7 +97,37 @@ pub fn read(origin: &Origin, args: &SplitArgs, fed: Option<Shape>) -> Result<Req
             places.free.remove(parameter);
         });
     }
-    Ok(Request { title, config, graph, shape, mesh, places, cluster })
+    let zero = Zero::of(args.zero).unwrap_or(Zero::Off);
+    zero::split(zero, &graph, &mesh, &mut places);
+    graph.scatters = match args.sync {
+        Some(Sync::Each) => true,
+        // With one micro-batch each is once.
+        Some(Sync::Once) if rows.microbatches() > 1 => false,
+        Some(Sync::Once) | None => zero >= Zero::Gradients,
+    };
+    Ok(Request { title, config, graph, shape, rows, mesh, places, cluster })
+}
+
+fn read_rules(path: &Path) -> Result<Rules, Failure> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|e| Failure::Request(format!("cannot read {}: {e}", path.display())))?;
+    Ok(rules::parse(&path.display().to_string(), &text)?)
+}
+
+/// The pieces of the batch, in the order of the ranks that have them.
+fn pieces(graph: &Graph, mesh: &Mesh, places: &BTreeMap<Name, Sharding>) -> Vec<Range<usize>> {
+    let batch = graph.inputs.iter().find_map(|i| {
+        let d = i.dims.iter().position(|(name, _)| &**name == "b")?;
+        Some((i.dims[d].1, places.get(&i.name)?.dims[d].clone()))
+    });
+    let Some((n, axes)) = batch else { return Vec::new() };
+    let whole: Range<usize> = 0..n;
+    let mut pieces = vec![whole];
+    for axis in axes {
+        let size = mesh.size(axis);
+        pieces = pieces.into_iter().flat_map(|p| (0..size).map(move |i| piece(p.clone(), size, i))).collect();
+    }
+    pieces
 }
 
 impl Request {
@@ -136,8 +176,6 @@ fn not_built(args: &SplitArgs) -> Result<(), Failure> {
     unless(args.schedule.is_none(), "--schedule (pipelines)")?;
     unless(args.r#virtual.is_none_or(|v| v == 1), "--virtual above 1 (pipelines)")?;
     unless(args.stages.is_none(), "--stages (pipelines)")?;
-    unless(args.zero.is_none_or(|z| z == 0), "--zero above 0")?;
-    unless(is(&args.sync, "once"), "--sync other than once")?;
     unless(is(&args.recompute, "none"), "--recompute other than none")?;
     unless(is(&args.dtype, "f32"), "--dtype other than f32")?;
     unless(is(&args.grad_dtype, "f32"), "--grad-dtype other than f32")?;
@@ -145,8 +183,7 @@ fn not_built(args: &SplitArgs) -> Result<(), Failure> {
     unless(matches!(args.mode, Mode::Train | Mode::Forward), "--mode prefill and decode")?;
     match args.microbatches {
         0 => Err(Failure::Request("--microbatches 0: a step has at least 1 micro-batch".to_string())),
-        1 => Ok(()),
-        _ => Err(Failure::NotBuilt("--microbatches above 1".to_string())),
+        _ => Ok(()),
     }
 }
 
@@ -183,11 +220,19 @@ fn shape(args: &SplitArgs, usual: Shape, fed: Option<Shape>) -> Result<Shape, Fa
     })
 }
 
-fn model(
-    origin: &Origin,
-    args: &SplitArgs,
-    fed: Option<Shape>,
-) -> Result<(String, Option<Config>, Graph, Shape), Failure> {
+/// A model, and which rows its micro-batches have.
+struct Model {
+    title: String,
+    config: Option<Config>,
+    graph: Graph,
+    shape: Shape,
+    rows: Rows,
+}
+
+/// The pieces of the batch that ranks have, from a graph of the whole batch.
+type Pieces<'a> = &'a dyn Fn(&Graph) -> Result<Vec<Range<usize>>, Failure>;
+
+fn model(origin: &Origin, args: &SplitArgs, fed: Option<Shape>, pieces: Pieces) -> Result<Model, Failure> {
     let own = match origin {
         Origin::Own(own) => own,
         Origin::Files => {
@@ -195,7 +240,7 @@ fn model(
                 let message = "MODEL is missing: a folder with a Hugging Face config.json, such a file, or a graph file";
                 Failure::Request(message.to_string())
             })?;
-            return from_files(path, args, fed);
+            return from_files(path, args, fed, pieces);
         }
     };
     if let Some(path) = &args.model {
@@ -207,15 +252,27 @@ fn model(
         return Err(Failure::Request(message));
     }
     let shape = shape(args, own.shape, fed)?;
-    let graph = (own.build)(shape).map_err(Failure::Build)?;
-    Ok((own.name.clone(), None, graph, shape))
+    let build = |shape: Shape| (own.build)(shape).map_err(Failure::Build);
+    let (graph, rows) = by_rows(&build, shape, args.microbatches, pieces)?;
+    Ok(Model { title: own.name.clone(), config: None, graph, shape, rows })
 }
 
-fn from_files(
-    path: &Path,
-    args: &SplitArgs,
-    fed: Option<Shape>,
-) -> Result<(String, Option<Config>, Graph, Shape), Failure> {
+/// The graph of a micro-batch, and which rows of the batch each has.
+fn by_rows(
+    build: &dyn Fn(Shape) -> Result<Graph, Failure>,
+    shape: Shape,
+    microbatches: usize,
+    pieces: Pieces,
+) -> Result<(Graph, Rows), Failure> {
+    let whole = build(shape)?;
+    if microbatches == 1 {
+        return Ok((whole, Rows::chunks(shape.batch, 1)));
+    }
+    let rows = Rows::of(&pieces(&whole)?, microbatches);
+    Ok((build(Shape { batch: rows.each(), ..shape })?, rows))
+}
+
+fn from_files(path: &Path, args: &SplitArgs, fed: Option<Shape>, pieces: Pieces) -> Result<Model, Failure> {
     if let Some(text) = graph_text(path) {
         let wrong = |message: String| Failure::Request(format!("{}: {message}", path.display()));
         let graph = ir::parse_graph(&text).map_err(|e| wrong(e.to_string()))?;
@@ -226,15 +283,21 @@ fn from_files(
                 "a graph file has its sizes in it; --global-batch and --seq do not apply".to_string(),
             ));
         }
-        return Ok((name_of(path), None, graph, shape(args, USUAL, fed)?));
+        // It is the graph of a micro-batch.
+        let size = |d: usize| graph.inputs.iter().filter_map(|i| i.dims.get(d)).map(|(_, n)| *n).max();
+        let rows = Rows::chunks(size(0).unwrap_or(1), args.microbatches);
+        let own = Shape { batch: rows.each() * rows.microbatches(), sequence: size(1).unwrap_or(1) };
+        let shape = shape(args, own, fed)?;
+        return Ok(Model { title: name_of(path), config: None, graph, shape, rows });
     }
     let mut config = Config::read(path)?;
     config.no_dropout = args.dropout == Some(0.0);
     let longest = models::positions(&config).unwrap_or(usize::MAX).max(1);
     let usual = Shape { sequence: USUAL.sequence.min(longest), ..USUAL };
     let shape = shape(args, usual, fed)?;
-    let graph = models::build(&config, shape)?;
-    Ok((name_of(path), Some(config), graph, shape))
+    let build = |shape: Shape| models::build(&config, shape).map_err(Failure::from);
+    let (graph, rows) = by_rows(&build, shape, args.microbatches, pieces)?;
+    Ok(Model { title: name_of(path), config: Some(config), graph, shape, rows })
 }
 
 /// The text of a graph file, if it is one.

@@ -178,6 +178,10 @@ pub struct Graph {
     pub optimizer: Option<AdamW>,
     /// What the user asks of values in the middle.
     pub constraints: Vec<Constraint>,
+    /// Values that lie as a state does: what the choice decides for the state, it decides for them.
+    pub follows: Vec<(Value, Name)>,
+    /// Whether each micro-batch's gradients are brought to where their moments lie, and only then summed (ZeRO-2).
+    pub scatters: bool,
     /// Whether the host wants logits and gradients after each step, not only loss, norm and rate.
     pub dump: bool,
 }
@@ -305,6 +309,9 @@ impl Rewrite {
         self.graph.constraints = constraints
             .filter_map(|c| Some(Constraint { value: self.now[c.value.index()]?, ..c.clone() }))
             .collect();
+        let follows = old.follows.iter();
+        self.graph.follows =
+            follows.filter_map(|(v, name)| Some((self.now[v.index()]?, name.clone()))).collect();
         self.graph
     }
 }

@@ -6,6 +6,8 @@ use std::str::FromStr;
 /// What an action does. The letter is its text form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Kind {
+    /// What is done once, before the first micro-batch. It is in no table: lowering puts it first.
+    Begin,
     /// Forward.
     Forward,
     /// Whole backward.
@@ -26,7 +28,8 @@ pub enum Kind {
 
 impl Kind {
     /// Every kind, for parsing.
-    pub const ALL: [Kind; 8] = [
+    pub const ALL: [Kind; 9] = [
+        Kind::Begin,
         Kind::Forward,
         Kind::Backward,
         Kind::Input,
@@ -40,6 +43,7 @@ impl Kind {
     /// Its letter.
     pub fn letter(self) -> char {
         match self {
+            Kind::Begin => 'P',
             Kind::Forward => 'F',
             Kind::Backward => 'B',
             Kind::Input => 'I',
@@ -103,6 +107,11 @@ impl Schedule {
             .collect();
         row.push(action(Kind::Optimizer, None));
         Schedule { rows: vec![row] }
+    }
+
+    /// How many micro-batches a step has.
+    pub fn microbatches(&self) -> usize {
+        self.rows.iter().flatten().filter_map(|a| a.microbatch).max().map_or(1, |m| m + 1)
     }
 }
 

@@ -17,17 +17,36 @@ pub struct Reshard {
 }
 
 /// Where inputs and states lie before anything is chosen.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Places {
     /// By name.
     pub at: BTreeMap<Name, Sharding>,
+    /// By parameter where its moments lie, if not as it does.
+    pub moments: BTreeMap<Name, Sharding>,
     /// See [`Decisions::free`].
     pub free: BTreeSet<Name>,
+    /// See [`Decisions::again`].
+    pub again: BTreeSet<Name>,
+    /// The order of actions.
+    pub schedule: Schedule,
+}
+
+impl Default for Places {
+    /// Nothing has a place, and a step has one micro-batch.
+    fn default() -> Places {
+        Places {
+            at: BTreeMap::new(),
+            moments: BTreeMap::new(),
+            free: BTreeSet::new(),
+            again: BTreeSet::new(),
+            schedule: Schedule::one_stage(1),
+        }
+    }
 }
 
 impl From<BTreeMap<Name, Sharding>> for Places {
     fn from(at: BTreeMap<Name, Sharding>) -> Places {
-        Places { at, free: BTreeSet::new() }
+        Places { at, ..Places::default() }
     }
 }
 
@@ -38,6 +57,8 @@ pub struct Decisions {
     pub places: BTreeMap<Name, Sharding>,
     /// Parameters that the choice may split over `tp` along another dimension.
     pub free: BTreeSet<Name>,
+    /// Parameters whose copies in other shardings are dropped after the forward pass and made again in the backward pass.
+    pub again: BTreeSet<Name>,
     /// How each node is split, by its place; empty until `choose` ran.
     pub strategies: Vec<Strategy>,
     /// In which other shardings a value is needed, and from which each is made, which stands before it. What has no
@@ -66,16 +87,20 @@ impl ShardedGraph {
     /// A graph whose inputs and states have a place, and nothing else is chosen yet. A moment without a place lies as
     /// its parameter does, anything else without one is replicated.
     pub fn new(graph: Graph, mesh: Mesh, places: impl Into<Places>) -> ShardedGraph {
-        let Places { at: mut places, free } = places.into();
+        let Places { at: mut places, moments, free, again, schedule } = places.into();
         for state in &graph.states {
-            let like = if let Role::Moment(of) = &state.role { places.get(of).cloned() } else { None };
+            let like = if let Role::Moment(of) = &state.role {
+                moments.get(of).or(places.get(of)).cloned()
+            } else {
+                None
+            };
             let place = like.unwrap_or_else(|| Sharding::replicated(state.dims.len()));
             places.entry(state.name.clone()).or_insert(place);
         }
         for input in &graph.inputs {
             places.entry(input.name.clone()).or_insert_with(|| Sharding::replicated(input.dims.len()));
         }
-        let decisions = Decisions { places, free, schedule: Schedule::one_stage(1), ..Decisions::default() };
+        let decisions = Decisions { places, free, again, schedule, ..Decisions::default() };
         ShardedGraph { mesh, graph, decisions, shardings: Vec::new(), agreed: false }
     }
 

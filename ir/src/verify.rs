@@ -238,6 +238,17 @@ fn check_claims(graph: &Graph, errors: &mut Vec<VerifyError>) {
             Some(_) => {}
         }
     }
+    for (v, name) in &graph.follows {
+        match graph.state(name) {
+            None => claim(format!("follow {v}"), Fault::Missing("state", name.to_string())),
+            Some(s) if shape(*v) != Some(s.shape()) => {
+                let found = shape(*v).unwrap_or_default();
+                let text = format!("the state has shape {:?}, but {v} has {found:?}", s.shape());
+                claim(format!("follow {v}"), Fault::Claim(text));
+            }
+            Some(_) => {}
+        }
+    }
     for c in &graph.constraints {
         let dims = shape(c.value).map_or(0, |s| s.len());
         let axes: Vec<&crate::Name> = c.dims.iter().flatten().collect();

@@ -116,6 +116,9 @@ pub enum ProgramFault {
     /// Read before it is written.
     #[error("reads {0}, which nothing has written")]
     NotWritten(BufferId),
+    /// Read and written by one kernel, but not element by element.
+    #[error("writes {0} over what it reads of it, but not element by element")]
+    InPlace(BufferId),
     /// Memory that another buffer took.
     #[error("reads {0}, whose memory {1} has taken since")]
     Overwritten(BufferId, BufferId),
@@ -232,6 +235,16 @@ impl Check<'_> {
                 if found != *dtype {
                     self.report(at, ProgramFault::Type(*id, found, *dtype));
                 }
+            }
+        }
+        for (w, id) in writes.iter().enumerate() {
+            let Some(r) = reads.iter().position(|b| b == id) else { continue };
+            let fits = match &kernel.body {
+                Body::Map(map) => map.in_place(r, w),
+                Body::Contract(_) | Body::Scatter(_) | Body::TopK(_) => false,
+            };
+            if !fits {
+                self.report(at, ProgramFault::InPlace(*id));
             }
         }
         let loops = kernel.body.loops();

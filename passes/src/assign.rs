@@ -1,4 +1,4 @@
-//! After it a state is written where it lies, by the kernel that computes it, wherever nothing needs its old content
+//! After it a state is written where it lies, by the kernel that computes it or the collective that brings it, wherever nothing needs its old content
 //! any more; an assign is left only where something does.
 //!
 //! After `fuse`, which brings the kernel together, and before `place`, which then needs no room for the new state.
@@ -70,7 +70,7 @@ fn uses(stage: &Stage, s: usize) -> Uses {
     uses
 }
 
-/// Whether the launch that makes `from` can write it where the state `to` lies.
+/// Whether what makes `from`, a launch or a collective, can write it where the state `to` lies.
 fn fits(stage: &Stage, s: usize, uses: &Uses, from: BufferId, to: BufferId) -> bool {
     let (a, b) = (&stage.buffers[from.index()], &stage.buffers[to.index()]);
     let alike =
@@ -78,10 +78,16 @@ fn fits(stage: &Stage, s: usize, uses: &Uses, from: BufferId, to: BufferId) -> b
     let Some([launch]) = uses.writes.get(&from).map(Vec::as_slice) else { return false };
     let once = uses.writes.get(&to).is_some_and(|w| w.len() == 1);
     let read_later = uses.last_read.get(&to).is_some_and(|at| at > launch) || uses.later.contains(&to);
-    let Instruction::Launch { kernel, reads, writes } = &stage.segments[s].instructions[*launch] else {
-        return false;
+    let in_place = match &stage.segments[s].instructions[*launch] {
+        Instruction::Launch { kernel, reads, writes } => writes_in_place(kernel, reads, writes, from, to),
+        Instruction::Start { from: source, .. } => *source != to,
+        Instruction::Feed { .. }
+        | Instruction::Local { .. }
+        | Instruction::Wait { .. }
+        | Instruction::Assign { .. }
+        | Instruction::Tap { .. } => false,
     };
-    alike && once && !read_later && writes_in_place(kernel, reads, writes, from, to)
+    alike && once && !read_later && in_place
 }
 
 /// Whether the kernel stores each element of the new state after its only loads of that element of the old one.

@@ -17,11 +17,14 @@
 
 mod cuts;
 
+use std::collections::HashSet;
+
 use ir::graph::{Constraint, NewNode, Rewrite};
 use ir::signature::Dim;
 use ir::state::View;
-use ir::{Axis, Factor, Mesh, Name, Node, Op, ShardedGraph, Sharding, Signature};
+use ir::{Axis, Factor, Mesh, Name, Node, Op, ShardedGraph, Sharding, Signature, Value};
 
+use crate::simplify::asked_of;
 use cuts::Atoms;
 
 pub(crate) fn run(sharded: &mut ShardedGraph) {
@@ -111,6 +114,7 @@ fn rewrite(sharded: &mut ShardedGraph, atoms: &Atoms) {
     let old = std::mem::take(&mut sharded.graph);
     let mut new = Rewrite::of(&old);
     let by_name = atoms.by_name(&old);
+    let asked: HashSet<Value> = asked_of(&old).collect();
     for (name, dims, views) in tables(&mut new) {
         if let Some(cut) = by_name.get(&name) {
             cut_table(dims, views, cut);
@@ -121,14 +125,14 @@ fn rewrite(sharded: &mut ShardedGraph, atoms: &Atoms) {
         let args: Vec<_> = node.args.iter().map(|v| new.at(*v)).collect();
         let copies = node.op == Op::Einsum { scale: 1.0 } && signature.args.len() == 1;
         // What the user asked of the copy is not asked of its operand.
-        let asked = old.constraints.iter().any(|c| node.results.contains(&c.value));
-        if copies && !asked && signature.args[0] == signature.results[0] {
+        let kept = node.results.iter().any(|v| asked.contains(v));
+        if copies && !kept && signature.args[0] == signature.results[0] {
             new.now[node.results[0].index()] = Some(args[0]);
             continue;
         }
         let dtype = node.results.first().map_or(ir::DType::F32, |v| old.ty(*v).dtype);
         let (op, mark, tag) = (node.op.clone(), node.mark, node.tag.clone());
-        let renamed = |v: Option<ir::Value>| v.and_then(|v| new.now[v.index()]);
+        let renamed = |v: Option<Value>| v.and_then(|v| new.now[v.index()]);
         let (of, like) = (renamed(node.of), renamed(node.like));
         let made = NewNode { op, signature, args, dtype, known, mark, tag, of, like };
         let value = new
@@ -194,7 +198,7 @@ fn signature(node: &Node, i: usize, atoms: &Atoms) -> (Signature, Vec<(Name, usi
         factors.extend(parts(name, of));
         sizes.extend(of);
     }
-    let tensor = |(value, dims): (&ir::Value, &Vec<Dim>)| -> Vec<Dim> {
+    let tensor = |(value, dims): (&Value, &Vec<Dim>)| -> Vec<Dim> {
         let cut = atoms.of_value(*value);
         let mut out = Vec::new();
         for (dim, atoms) in dims.iter().zip(cut) {

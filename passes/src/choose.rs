@@ -16,8 +16,10 @@ use ir::{Mesh, Op, ShardedGraph, Sharding, Value};
 
 pub(crate) fn run(sharded: &mut ShardedGraph) {
     let graph = &sharded.graph;
-    let asked: HashMap<Value, Sharding> =
+    let mut asked: HashMap<Value, Sharding> =
         graph.constraints.iter().map(|c| (c.value, asked(c, &sharded.mesh))).collect();
+    let places = &sharded.decisions.places;
+    asked.extend(graph.follows.iter().filter_map(|(v, name)| Some((*v, places.get(name)?.clone()))));
     let mut shardings = vec![Sharding::replicated(0); graph.values.len()];
     for (node, strategy) in graph.nodes.iter().zip(&sharded.decisions.strategies) {
         for (i, v) in node.results.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! After it a value that the user constrained is the result of a reshard, from which every later use starts. A reshard
+//! After it a value that is constrained, or lies as a state does, is the result of a reshard, from which every later use starts. A reshard
 //! that turns out to change nothing is dropped when shardings are known.
 //!
 //! Before anything is chosen, so that the choice sees a constraint as a node whose result lies as was asked.
@@ -18,9 +18,10 @@ use ir::graph::Rewrite;
 use ir::{ShardedGraph, Value};
 
 use crate::reshard::push_reshard;
+use crate::simplify::asked_of;
 
 pub(crate) fn run(sharded: &mut ShardedGraph) {
-    let asked: HashSet<Value> = sharded.graph.constraints.iter().map(|c| c.value).collect();
+    let asked: HashSet<Value> = asked_of(&sharded.graph).collect();
     if asked.is_empty() {
         return;
     }

@@ -2,7 +2,8 @@
 //! reshard, a buffer for each value. Nothing is fused and no buffer has an offset yet.
 //!
 //! A value that is used in its own segment only is scratch; what the backward needs of the forward is in the slot of
-//! its micro-batch; what the update needs of both is of the step.
+//! its micro-batch; what the update needs of both is of the step. A sum over several micro-batches is set to 0 in a
+//! segment that runs first, and each micro-batch adds to it.
 //!
 //! ```text
 //! v2 = einsum v0, v1 : m k, k n -> m n @ [_, _] partial(tp)     launch b0, b1 -> b2 contract(1.0) [...]
@@ -13,10 +14,10 @@
 mod kernels;
 
 use ir::program::{Buffer, BufferId, Call, Instruction, Program, Region, Segment, Stage};
-use ir::schedule::Kind;
+use ir::schedule::{Action, Kind};
 use ir::{Node, Op, Part, ShardedGraph, Unary, Value, moves_of};
 
-/// Lowers a graph of one stage and one micro-batch a step.
+/// Lowers a graph of one stage.
 pub fn lower(sharded: &ShardedGraph) -> Program {
     let graph = &sharded.graph;
     let mut lowering = Lowering {
@@ -24,7 +25,8 @@ pub fn lower(sharded: &ShardedGraph) -> Program {
         kinds: vec![Vec::new(); graph.values.len()],
         buffers: Vec::new(),
         of_value: vec![None; graph.values.len()],
-        segments: [Kind::Forward, Kind::Backward, Kind::Optimizer]
+        microbatches: sharded.decisions.schedule.microbatches(),
+        segments: [Kind::Begin, Kind::Forward, Kind::Backward, Kind::Optimizer]
             .map(|kind| Segment { kind, instructions: Vec::new() })
             .to_vec(),
         tokens: 0,
@@ -34,24 +36,25 @@ pub fn lower(sharded: &ShardedGraph) -> Program {
     for (i, node) in graph.nodes.iter().enumerate() {
         lowering.node(i, node);
     }
-    let Lowering { buffers, mut segments, assigns, .. } = lowering;
+    let Lowering { buffers, mut segments, assigns, microbatches, .. } = lowering;
     // A state keeps what it holds until the end of its segment, whoever reads it there.
     for (kind, assign) in assigns {
         segments.iter_mut().filter(|s| s.kind == kind).for_each(|s| s.instructions.push(assign.clone()));
     }
     let segments: Vec<Segment> = segments.into_iter().filter(|s| !s.instructions.is_empty()).collect();
     let row = sharded.decisions.schedule.rows.first();
-    let call = |action: &ir::schedule::Action| {
+    let call = |action: &Action| {
         let segment = segments.iter().position(|s| s.kind == action.kind)?;
         Some(Call { segment, microbatch: action.microbatch, slot: 0 })
     };
-    let calls = row.into_iter().flatten().filter_map(call).collect();
+    let begin = Action { stage: 0, kind: Kind::Begin, microbatch: None };
+    let calls = [&begin].into_iter().chain(row.into_iter().flatten()).filter_map(call).collect();
     let stage = Stage { buffers, segments, calls, slots: 1, sizes: [0; 4] };
     Program {
         mesh: sharded.mesh.clone(),
         inputs: graph.inputs.clone(),
         states: graph.states.clone(),
-        microbatches: 1,
+        microbatches,
         stages: vec![stage],
     }
 }
@@ -62,6 +65,7 @@ struct Lowering<'a> {
     kinds: Vec<Vec<Kind>>,
     buffers: Vec<Buffer>,
     of_value: Vec<Option<BufferId>>,
+    microbatches: usize,
     segments: Vec<Segment>,
     tokens: u32,
     assigns: Vec<(Kind, Instruction)>,
@@ -77,9 +81,10 @@ fn kind(node: &Node) -> Kind {
 
 /// Whether the result is the operand itself, so that both share a buffer. With one micro-batch a sum over
 /// micro-batches is one.
-fn is_alias(node: &Node) -> bool {
+fn is_alias(node: &Node, microbatches: usize) -> bool {
     let same = node.signature.args.first() == node.signature.results.first();
-    same && matches!(node.op, Op::Accumulate | Op::Unary(Unary::Stop))
+    let copies = node.op == Op::Unary(Unary::Stop) || node.op == Op::Accumulate && microbatches == 1;
+    same && copies
 }
 
 impl Lowering<'_> {
@@ -87,7 +92,7 @@ impl Lowering<'_> {
         let graph = &self.sharded.graph;
         let mut root: Vec<usize> = (0..graph.values.len()).collect();
         for node in &graph.nodes {
-            if is_alias(node) {
+            if is_alias(node, self.microbatches) {
                 root[node.results[0].index()] = root[node.args[0].index()];
             }
             for v in node.args.iter().chain(&node.results) {
@@ -164,8 +169,23 @@ impl Lowering<'_> {
                 self.emit(kind, Instruction::Tap { name: name.clone(), from });
             }
             Op::Reshard => self.reshard(kind, node.args[0], node.results[0]),
-            _ if is_alias(node) => {
+            _ if is_alias(node, self.microbatches) => {
                 self.of_value[node.results[0].index()] = self.of_value[node.args[0].index()]
+            }
+            Op::Accumulate => {
+                let from = self.at(node.args[0]);
+                let sum = self.buffer(node.results[0]);
+                self.buffers[sum.index()].region = Region::Step;
+                let like = &self.buffers[sum.index()];
+                let (zero, add) = (kernels::zero(like), kernels::add(like));
+                self.emit(
+                    Kind::Begin,
+                    Instruction::Launch { kernel: zero, reads: vec![], writes: vec![sum] },
+                );
+                self.emit(
+                    kind,
+                    Instruction::Launch { kernel: add, reads: vec![sum, from], writes: vec![sum] },
+                );
             }
             Op::Const(_)
             | Op::Iota
@@ -178,8 +198,7 @@ impl Lowering<'_> {
             | Op::Select
             | Op::Gather
             | Op::Scatter
-            | Op::Cast
-            | Op::Accumulate => {
+            | Op::Cast => {
                 let (kernel, reads) = kernels::kernel(self.sharded, i);
                 let reads = reads.into_iter().map(|v| self.at(v)).collect();
                 let to = self.buffer(node.results[0]);

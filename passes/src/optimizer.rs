@@ -15,13 +15,16 @@
 //! ```
 
 use ir::dsl::{Model, Tensor};
+use ir::graph::Rewrite;
 use ir::state::{AdamW, Init, Role, State};
-use ir::{Binary, DType, Graph, Name, Op, Part, Unary, Value};
+use ir::{Binary, DType, Graph, Name, Node, Op, Part, Unary, Value};
 
 pub(crate) fn run(graph: &mut Graph) {
     let Some(loss) = graph.loss.take() else { return };
     let gradients = std::mem::take(&mut graph.gradients);
     let adamw = graph.optimizer.take();
+    let scatters = std::mem::take(&mut graph.scatters);
+    let layers = layers(graph);
     let mut m = Model::resume(std::mem::take(graph), Part::Update);
     let sum = m.accumulate(&Tensor { value: loss.sum, dims: Vec::new() });
     let count = m.accumulate(&Tensor { value: loss.count, dims: Vec::new() });
@@ -32,9 +35,50 @@ pub(crate) fn run(graph: &mut Graph) {
     m.tap("loss", &mean);
     if let Some(adamw) = adamw.filter(|_| !gradients.is_empty()) {
         let inverse = m.div(&one, &at_least_one);
-        update(&mut m, &adamw, &gradients, &inverse);
+        update(&mut m, &adamw, &gradients, &inverse, &layers);
     }
     *graph = m.finish().unwrap_or_else(|e| panic!("the optimizer's graph is wrong: {}", e[0]));
+    if scatters {
+        let follow = |(name, v): &(Name, Value)| Some((*v, graph.state(&moment(name, FIRST))?.name.clone()));
+        graph.follows = gradients.iter().filter_map(follow).collect();
+    }
+    sum_at_once(graph);
+}
+
+/// The suffixes of the moments' names.
+const FIRST: &str = "m";
+const SECOND: &str = "v";
+
+fn moment(parameter: &Name, suffix: &str) -> Name {
+    format!("{parameter}.{suffix}").into()
+}
+
+/// By value the layer of the node that makes it.
+fn layers(graph: &Graph) -> Vec<u32> {
+    let makers = graph.makers();
+    makers.iter().map(|i| graph.nodes.get(*i).map_or(0, |n| n.mark.layer)).collect()
+}
+
+/// What is summed over micro-batches is added to its sum where it is computed, and in that part of the step: then none
+/// waits for the others.
+fn sum_at_once(graph: &mut Graph) {
+    let makers = graph.makers();
+    let mut sums: Vec<Vec<Node>> = vec![Vec::new(); graph.nodes.len()];
+    for node in graph.nodes.iter().filter(|n| n.op == Op::Accumulate) {
+        let of = makers[node.args[0].index()];
+        sums[of].push(Node { mark: graph.nodes[of].mark, ..node.clone() });
+    }
+    let dump = graph.dump;
+    let mut new = Rewrite::of(graph);
+    for (node, sums) in graph.nodes.iter().zip(&sums) {
+        if node.op != Op::Accumulate {
+            new.copy(graph, node);
+        }
+        for sum in sums {
+            new.copy(graph, sum);
+        }
+    }
+    *graph = Graph { dump, ..new.finish(graph) };
 }
 
 /// What the update of every parameter shares.
@@ -49,7 +93,7 @@ struct Shared {
     keep: Tensor,
 }
 
-fn update(m: &mut Model, a: &AdamW, gradients: &[(Name, Value)], inverse: &Tensor) {
+fn update(m: &mut Model, a: &AdamW, gradients: &[(Name, Value)], inverse: &Tensor, layers: &[u32]) {
     let role = Role::Step;
     let step = State {
         name: "step".into(),
@@ -64,8 +108,7 @@ fn update(m: &mut Model, a: &AdamW, gradients: &[(Name, Value)], inverse: &Tenso
         .iter()
         .map(|(name, v)| {
             let dims = state_dims(m, name);
-            let layer = layer_of(m, *v);
-            m.layer(layer);
+            m.layer(layers[v.index()]);
             let sum = m.accumulate(&Tensor { value: *v, dims });
             let mean = m.mul(&[&sum, inverse]);
             m.tap(&format!("grad.{name}"), &mean);
@@ -85,19 +128,14 @@ fn update(m: &mut Model, a: &AdamW, gradients: &[(Name, Value)], inverse: &Tenso
         m.binary(Binary::Min, &ratio, &one)
     });
     let shared = shared(m, a, &step, clip);
-    for (name, gradient) in &grads {
-        let layer = layer_of(m, gradient.value);
-        m.layer(layer);
+    for ((name, gradient), (_, v)) in grads.iter().zip(gradients) {
+        m.layer(layers[v.index()]);
         adamw(m, a, name, gradient, &shared);
     }
     m.layer(0);
     let one = m.constant(1.0, DType::I32);
     let next = m.add(&[&step, &one]);
     m.assign("step", &next);
-}
-
-fn layer_of(m: &Model, value: Value) -> u32 {
-    m.graph().nodes.iter().rev().find(|n| n.results.contains(&value)).map_or(0, |n| n.mark.layer)
 }
 
 fn state_dims(m: &Model, name: &str) -> Vec<Name> {
@@ -149,9 +187,9 @@ fn adamw(m: &mut Model, a: &AdamW, name: &Name, gradient: &Tensor, shared: &Shar
     let parameter = m.graph().nodes.iter().find(|n| n.op == Op::State(name.clone())).map(|n| n.results[0]);
     let Some(parameter) = parameter else { return };
     let p = Tensor { value: parameter, dims: state_dims(m, name) };
-    let moment = |m: &mut Model, suffix: &str| {
+    let mut kept = |suffix: &str| {
         let role = Role::Moment(name.clone());
-        let name = format!("{name}.{suffix}").into();
+        let name = moment(name, suffix);
         m.state(State {
             name,
             dtype: DType::F32,
@@ -161,7 +199,7 @@ fn adamw(m: &mut Model, a: &AdamW, name: &Name, gradient: &Tensor, shared: &Shar
             views: vec![],
         })
     };
-    let (first, second) = (moment(m, "m"), moment(m, "v"));
+    let (first, second) = (kept(FIRST), kept(SECOND));
     let decays = matches!(state.role, Role::Parameter { decays: true, .. }) && a.weight_decay != 0.0;
     m.composite("adamw", |m| {
         let g = shared.clip.as_ref().map_or(gradient.clone(), |clip| m.mul(&[gradient, clip]));
@@ -181,7 +219,7 @@ fn adamw(m: &mut Model, a: &AdamW, name: &Name, gradient: &Tensor, shared: &Shar
         let kept = if decays { m.mul(&[&p, &shared.keep]) } else { p };
         let new = m.add(&[&kept, &change]);
         m.assign(name, &new);
-        m.assign(&format!("{name}.m"), &first);
-        m.assign(&format!("{name}.v"), &second);
+        m.assign(&moment(name, FIRST), &first);
+        m.assign(&moment(name, SECOND), &second);
     });
 }

@@ -12,6 +12,7 @@ use std::collections::HashMap;
 
 use ir::kernel::Body;
 use ir::program::{ALIGN, Buffer, BufferId, Instruction, Program, Region, Stage};
+use ir::schedule::Kind;
 use ir::{Mesh, Move};
 
 pub(crate) fn run(program: &mut Program) {
@@ -42,7 +43,9 @@ fn place(stage: &mut Stage, mesh: &Mesh) {
             Some(Block { region: buffer.region, segment, first, last, bytes })
         })
         .collect();
-    share(stage, mesh, &lives, &mut owner, &mut blocks);
+    for id in share(stage, mesh, &lives, &mut owner, &mut blocks) {
+        stage.buffers[id.index()].region = Region::Step;
+    }
     let mut offsets = vec![None; stage.buffers.len()];
     let mut sizes = [0usize; 4];
     let state = states(&stage.buffers, mesh, &mut offsets);
@@ -106,8 +109,16 @@ fn lives(stage: &Stage) -> Vec<Life> {
     lives
 }
 
-/// Joins the block of a result to that of an operand that dies where it is made, where the kernel allows it.
-fn share(stage: &Stage, mesh: &Mesh, lives: &[Life], owner: &mut [usize], blocks: &mut [Option<Block>]) {
+/// Joins the block of a result to that of an operand that dies where it is made, where the kernel allows it. Returns the
+/// results that so lie among what is kept for a step.
+fn share(
+    stage: &Stage,
+    mesh: &Mesh,
+    lives: &[Life],
+    owner: &mut [usize],
+    blocks: &mut [Option<Block>],
+) -> Vec<BufferId> {
+    let mut kept: Vec<BufferId> = Vec::new();
     for segment in &stage.segments {
         for (i, instruction) in segment.instructions.iter().enumerate() {
             for (from, to) in in_place(instruction) {
@@ -120,9 +131,13 @@ fn share(stage: &Stage, mesh: &Mesh, lives: &[Life], owner: &mut [usize], blocks
                 let (Some((_, last, _)), Some((first, ..))) = (lives[from.index()], lives[to.index()]) else {
                     continue;
                 };
-                let movable = |b: &Buffer| b.region == Region::Scratch;
-                let alike = movable(a) && movable(b) && a.bytes(mesh) == b.bytes(mesh) && a.dtype == b.dtype;
-                if !alike || last != first + wait || owner[to.index()] != to.index() {
+                let sizes = a.bytes(mesh) == b.bytes(mesh) && a.dtype == b.dtype;
+                let scratch = |b: &Buffer| b.region == Region::Scratch;
+                // What is kept for a step is free behind its last use in a segment that runs once.
+                let step =
+                    (a.region == Region::Step || kept.contains(&from)) && segment.kind == Kind::Optimizer;
+                let movable = scratch(b) && (step || scratch(a));
+                if !sizes || !movable || last != first + wait || owner[to.index()] != to.index() {
                     continue;
                 }
                 let mut root = from.index();
@@ -134,11 +149,15 @@ fn share(stage: &Stage, mesh: &Mesh, lives: &[Life], owner: &mut [usize], blocks
                     continue;
                 }
                 blocks[root] = Some(Block { last: mine.last, ..into });
+                if step {
+                    kept.push(to);
+                }
                 blocks[to.index()] = None;
                 owner[to.index()] = root;
             }
         }
     }
+    kept
 }
 
 /// The operands and results of an instruction that may lie in the same place.

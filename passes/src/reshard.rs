@@ -12,11 +12,11 @@
 //! v4 = exp v3
 //! ```
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use ir::graph::{Mark, NewNode, Rewrite};
 use ir::rows::{Strategy, layout};
-use ir::{Dim, Graph, Op, Part, Reshard, ShardedGraph, Sharding, Signature, Value};
+use ir::{Dim, Graph, Node, Op, Part, Reshard, ShardedGraph, Sharding, Signature, Value};
 
 pub(crate) fn run(sharded: &mut ShardedGraph) {
     let old = std::mem::take(&mut sharded.graph);
@@ -33,12 +33,15 @@ pub(crate) fn run(sharded: &mut ShardedGraph) {
         })
         .collect();
     let first = first_parts(&old, &needs, &copies);
+    let dropped = |n: &Node| matches!(&n.op, Op::State(name) if sharded.decisions.again.contains(name));
+    let again = old.nodes.iter().filter(|n| dropped(n)).flat_map(|n| n.results.iter().copied()).collect();
     let mut making = Making {
         new: Rewrite::of(&old),
         shardings: Vec::new(),
         kept: Vec::new(),
         copies,
         made: HashMap::new(),
+        again,
         first,
     };
     for ((node, strategy), needs) in old.nodes.iter().zip(strategies).zip(&needs) {
@@ -68,8 +71,10 @@ struct Making {
     kept: Vec<Strategy>,
     /// From what each copy is made, by old value.
     copies: BTreeMap<Value, Vec<Reshard>>,
-    /// The copies that are made, by old value.
-    made: HashMap<(Value, Sharding), Value>,
+    /// The copies that are made, by old value; of those that are made again by the part of the step.
+    made: HashMap<(Value, Sharding, Option<Part>), Value>,
+    /// Old values whose copies are made again in each part of a step.
+    again: HashSet<Value>,
     first: HashMap<(Value, Sharding), Part>,
 }
 
@@ -80,18 +85,24 @@ impl Making {
         if self.shardings[given.index()] == *needed {
             return given;
         }
-        if let Some(made) = self.made.get(&(old, needed.clone())) {
+        let again = self.again.contains(&old).then_some(match mark.part {
+            Part::Input | Part::Weight => Part::Input,
+            part @ (Part::Forward | Part::Update) => part,
+        });
+        let key = (old, needed.clone(), again);
+        if let Some(made) = self.made.get(&key) {
             return *made;
         }
         let source = match from(&self.copies, old, needed) {
             Some(from) => self.copy(old, &from, mark),
             None => given,
         };
-        let part = self.first.get(&(old, needed.clone())).copied().unwrap_or(mark.part);
+        let first = self.first.get(&(old, needed.clone())).copied();
+        let part = again.or(first).unwrap_or(mark.part);
         let value = push_reshard(&mut self.new, source, Mark { part, ..mark });
         self.shardings.push(needed.clone());
         self.kept.push(Strategy { split: vec![Vec::new(); needed.dims.len()], pass: Vec::new() });
-        self.made.insert((old, needed.clone()), value);
+        self.made.insert(key, value);
         value
     }
 }

@@ -18,11 +18,16 @@ pub(crate) fn run(graph: &mut Graph) {
     *graph = drop_unused(&merged);
 }
 
+/// The values of which something is asked.
+pub(crate) fn asked_of(graph: &Graph) -> impl Iterator<Item = Value> {
+    graph.constraints.iter().map(|c| c.value).chain(graph.follows.iter().map(|(v, _)| *v))
+}
+
 fn merge(graph: &Graph) -> Graph {
     let mut new = Rewrite::of(graph);
     let mut seen: HashMap<String, Value> = HashMap::new();
     let mut makers: Makers = HashMap::new();
-    let asked: HashSet<Value> = graph.constraints.iter().map(|c| c.value).collect();
+    let asked: HashSet<Value> = asked_of(graph).collect();
     for node in &graph.nodes {
         let mut node = node.clone();
         fold_scale(&mut node, &new, &makers);

@@ -14,3 +14,4 @@ pub mod planfile;
 pub mod render;
 pub mod rules;
 pub mod units;
+pub mod zero;

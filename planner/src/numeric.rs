@@ -4,11 +4,11 @@
 use std::collections::BTreeMap;
 
 use ir::program::Program;
-use ir::state::{Init, Role};
+use ir::state::{Init, Input, Role};
 use ir::{DType, Graph, Name, Op, ShardedGraph, Value};
 use runtime::data::random::{below, normal, stream_of};
 use runtime::local::{HostTensor, Local, RunError, Taps};
-use runtime::lockstep::{self, Feeds, Kernel, assemble, one_device};
+use runtime::lockstep::{self, Feeds, Kernel, assemble, one_device_over};
 use runtime::tensor::Tensor;
 
 use crate::names;
@@ -31,13 +31,13 @@ pub struct Wrong {
     pub what: String,
 }
 
-/// Holds the sharded graph in lockstep against one device, every value. Returns how many.
+/// Holds the sharded graph in lockstep against one device, every value, fed by micro-batches. Returns how many.
 ///
 /// # Errors
 /// The first value that differs.
-pub fn lockstep(sharded: &ShardedGraph, feeds: &Feeds<f64>, kernel: Kernel<f64>) -> Result<usize, Wrong> {
-    let want = one_device(&sharded.graph, feeds);
-    let got = lockstep::run(sharded, feeds, kernel);
+pub fn lockstep(sharded: &ShardedGraph, feeds: &[Feeds<f64>], kernel: Kernel<f64>) -> Result<usize, Wrong> {
+    let want = one_device_over(&sharded.graph, feeds);
+    let got = lockstep::run_over(sharded, feeds, kernel);
     let makers = sharded.graph.makers();
     for node in &sharded.graph.nodes {
         for v in &node.results {
@@ -65,14 +65,14 @@ pub fn lockstep(sharded: &ShardedGraph, feeds: &Feeds<f64>, kernel: Kernel<f64>)
 pub fn program(
     sharded: &ShardedGraph,
     program: &Program,
-    feeds: &Feeds<f64>,
+    feeds: &[Feeds<f64>],
     workers: usize,
 ) -> Result<Result<usize, Wrong>, RunError> {
     let graph = &sharded.graph;
-    let want = one_device(graph, feeds);
+    let want = one_device_over(graph, feeds);
     let mut local = Local::new(program, workers)?;
     for state in &graph.states {
-        let whole = &feeds[&state.name];
+        let whole = &feeds[0][&state.name];
         match state.dtype {
             DType::F32 => local.fill_state::<RunError>(&state.name, &mut |ranges, out| {
                 let mut piece = whole.clone();
@@ -86,10 +86,8 @@ pub fn program(
             DType::F64 | DType::F16 | DType::BF16 | DType::I64 | DType::U32 | DType::Bool => {}
         }
     }
-    let host = graph
-        .inputs
-        .iter()
-        .map(|i| {
+    let host = |feeds: &Feeds<f64>| {
+        let one = |i: &Input| {
             let data = &feeds[&i.name].data;
             let tensor = if i.dtype.is_float() {
                 HostTensor::F32(data.iter().map(|x| *x as f32).collect())
@@ -97,15 +95,17 @@ pub fn program(
                 HostTensor::I32(data.iter().map(|x| *x as i32).collect())
             };
             (i.name.clone(), tensor)
-        })
-        .collect();
+        };
+        graph.inputs.iter().map(one).collect::<BTreeMap<Name, HostTensor>>()
+    };
+    let host: Vec<_> = feeds.iter().map(host).collect();
     let tapped: Vec<(Name, Value)> = graph
         .nodes
         .iter()
         .filter_map(|n| if let Op::Tap(t) = &n.op { Some((t.clone(), n.args[0])) } else { None })
         .collect();
     let mut taps = Taps::of(tapped.iter().map(|(t, _)| &**t));
-    local.step(&[host], &mut taps)?;
+    local.step(&host, &mut taps)?;
     let mut compared = 0;
     for (name, v) in &tapped {
         if let Some(wrong) = taps.get(name).and_then(|t| differs(name, t, &want[v.index()], PROGRAM)) {
@@ -137,6 +137,12 @@ fn differs(name: &str, found: &Tensor<f32>, want: &Tensor<f64>, limit: f64) -> O
     let off = if found.data.len() == want.data.len() { off } else { f64::INFINITY };
     let what = format!("the program leaves it off by {off:.1e} of its largest number from one device in f64");
     (off > limit).then(|| Wrong { value: None, name: name.to_string(), what })
+}
+
+/// Random inputs for each micro-batch of a step, and states.
+pub fn all_feeds(sharded: &ShardedGraph, seed: u64) -> Vec<Feeds<f64>> {
+    let microbatches = sharded.decisions.schedule.microbatches();
+    (0..microbatches).map(|m| feeds(&sharded.graph, seed + m as u64)).collect()
 }
 
 /// Random inputs and states for a graph: parameters as they start, indices inside what they look up, and every fifth

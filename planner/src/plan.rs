@@ -313,7 +313,7 @@ pub fn phase(kind: Kind) -> &'static str {
         Kind::Forward => "forward",
         Kind::Backward | Kind::Input | Kind::Weight => "backward",
         Kind::Optimizer => "update",
-        Kind::Unshard | Kind::Drop | Kind::Reduce => "once",
+        Kind::Begin | Kind::Unshard | Kind::Drop | Kind::Reduce => "once",
     }
 }
 
@@ -418,7 +418,7 @@ fn schedule(sharded: &ShardedGraph, program: &Program) -> SchedulePlan {
     let units = |kind: Kind| match kind {
         Kind::Forward | Kind::Input | Kind::Weight => 1,
         Kind::Backward => 2,
-        Kind::Unshard | Kind::Drop | Kind::Reduce | Kind::Optimizer => 0,
+        Kind::Begin | Kind::Unshard | Kind::Drop | Kind::Reduce | Kind::Optimizer => 0,
     };
     // One stage: its row is the makespan, and nothing waits.
     let row = sharded.decisions.schedule.rows.first();

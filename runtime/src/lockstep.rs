@@ -4,7 +4,9 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use ir::{DType, Graph, Mesh, Move, Name, Node, Op, ShardedGraph, Sharding, extent, moves, piece};
+use ir::{
+    DType, Graph, Mesh, Move, Name, Node, Op, Part, Reduce, ShardedGraph, Sharding, extent, moves, piece,
+};
 
 use crate::eval::eval;
 use crate::tensor::{Real, Tensor};
@@ -15,14 +17,24 @@ pub type Feeds<T> = BTreeMap<Name, Tensor<T>>;
 /// The kernel that `run` calls for a node; another one is a planted fault.
 pub type Kernel<T> = fn(&Node, &[Range<usize>], &[&Tensor<T>]) -> Tensor<T>;
 
-/// Every value of a graph on one device.
+/// Every value of a graph on one device, in a step of one micro-batch.
 ///
 /// # Panics
 /// If a feed is missing: the caller makes them from the graph's tables.
 pub fn one_device<T: Real>(graph: &Graph, feeds: &Feeds<T>) -> Vec<Tensor<T>> {
+    one_device_over(graph, std::slice::from_ref(feeds))
+}
+
+/// Every value of a graph on one device, fed by micro-batches: of what is computed for each, that of the last. States are
+/// those of the first.
+///
+/// # Panics
+/// As [`one_device`].
+pub fn one_device_over<T: Real>(graph: &Graph, feeds: &[Feeds<T>]) -> Vec<Tensor<T>> {
     let mut values: Vec<Option<Tensor<T>>> = vec![None; graph.values.len()];
-    for node in &graph.nodes {
+    for (node, m) in order(graph, feeds.len()) {
         let Some(result) = node.results.first() else { continue };
+        let feeds = if matches!(node.op, Op::State(_)) { &feeds[0] } else { &feeds[m] };
         let ranges: Vec<Range<usize>> = node.sizes.iter().map(|n| 0..*n).collect();
         let args: Vec<&Tensor<T>> = node.args.iter().filter_map(|v| values[v.index()].as_ref()).collect();
         let value = if let Op::Input(name) | Op::State(name) = &node.op {
@@ -33,29 +45,54 @@ pub fn one_device<T: Real>(graph: &Graph, feeds: &Feeds<T>) -> Vec<Tensor<T>> {
             eval(node, &ranges, &args)
         };
         let value = if node.op == Op::Cast { cast(value, graph.ty(*result).dtype) } else { value };
-        values[result.index()] = Some(value);
+        let sum = values[result.index()].take().filter(|_| node.op == Op::Accumulate && m > 0);
+        values[result.index()] = Some(match sum {
+            Some(sum) => Tensor::combine(&[&sum, &value], Reduce::Sum),
+            None => value,
+        });
     }
     values.into_iter().flatten().collect()
 }
 
-/// Every value on every rank: `[value][rank]`.
+/// What is computed, and for which micro-batch: the update is behind them all.
+fn order(graph: &Graph, microbatches: usize) -> impl Iterator<Item = (&Node, usize)> {
+    let update = |n: &&Node| n.mark.part == Part::Update;
+    let each = move |m| graph.nodes.iter().filter(move |n| !update(n)).map(move |n| (n, m));
+    (0..microbatches).flat_map(each).chain(graph.nodes.iter().filter(update).map(|n| (n, 0)))
+}
+
+/// Every value on every rank, in a step of one micro-batch: `[value][rank]`.
 ///
 /// # Panics
 /// If a feed is missing, or an operand is not as its node needs it.
 pub fn run<T: Real>(sharded: &ShardedGraph, feeds: &Feeds<T>, kernel: Kernel<T>) -> Vec<Vec<Tensor<T>>> {
+    run_over(sharded, std::slice::from_ref(feeds), kernel)
+}
+
+/// The same, fed by micro-batches as [`one_device_over`].
+///
+/// # Panics
+/// As [`run`].
+pub fn run_over<T: Real>(
+    sharded: &ShardedGraph,
+    feeds: &[Feeds<T>],
+    kernel: Kernel<T>,
+) -> Vec<Vec<Tensor<T>>> {
     let (graph, mesh) = (&sharded.graph, &sharded.mesh);
+    let makers = graph.makers();
     let at: Vec<Vec<usize>> = (0..mesh.ranks()).map(|r| mesh.coordinate(r)).collect();
     let mut values: Vec<Vec<Tensor<T>>> = vec![Vec::new(); graph.values.len()];
-    for (i, node) in graph.nodes.iter().enumerate() {
+    for (node, m) in order(graph, feeds.len()) {
         let Some(result) = node.results.first() else { continue };
         let to = sharded.sharding(*result);
+        let feeds = if matches!(node.op, Op::State(_)) { &feeds[0] } else { &feeds[m] };
         let out = if let Op::Input(name) | Op::State(name) = &node.op {
             at.iter().map(|at| feeds[name].piece(to, mesh, at)).collect()
         } else if node.op == Op::Reshard {
             let from = sharded.sharding(node.args[0]);
             reshard(&values[node.args[0].index()], from, to, mesh)
         } else {
-            let split = &sharded.decisions.strategies[i].split;
+            let split = &sharded.decisions.strategies[makers[result.index()]].split;
             let one = |(rank, at): (usize, &Vec<usize>)| {
                 let sizes = node.sizes.iter().zip(split);
                 let ranges: Vec<Range<usize>> = sizes.map(|(n, axes)| extent(*n, axes, mesh, at)).collect();
@@ -65,7 +102,11 @@ pub fn run<T: Real>(sharded: &ShardedGraph, feeds: &Feeds<T>, kernel: Kernel<T>)
             };
             at.iter().enumerate().map(one).collect()
         };
-        values[result.index()] = out;
+        let sums = std::mem::take(&mut values[result.index()]);
+        values[result.index()] = match node.op == Op::Accumulate && m > 0 {
+            true => sums.iter().zip(&out).map(|(a, b)| Tensor::combine(&[a, b], Reduce::Sum)).collect(),
+            false => out,
+        };
     }
     values
 }

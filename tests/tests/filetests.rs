@@ -43,6 +43,9 @@ fn after(name: &str, text: &str) -> String {
         if name == "choose" || name == "reshard" && sharded.shardings.is_empty() {
             passes::PLACED.iter().for_each(|pass| (pass.run)(&mut sharded));
             sharded.decisions = planner::choose::choose(&sharded, &meshc_tests::whole::wire());
+            if name == "reshard" {
+                (passes::CHOSEN[0].run)(&mut sharded);
+            }
         }
         (pass.run)(&mut sharded);
         expect(name, verify_sharded(&sharded));
@@ -317,6 +320,7 @@ const WRONG_LINES: &[(&str, &str)] = &[
     ("adamw lr=fast", "`fast` is no number"),
     ("constrain v2 dp", "expected `[dp, _]`"),
     ("gradient w", "a gradient reads `gradient name v7`"),
+    ("follow v2", "what follows a state reads `follow v7 name`"),
     ("loss v2", "a loss reads `loss v7 / v8`"),
     ("place x [dp, _]", "`place` before `sharded mesh`"),
     ("schedule 0Q0", "`0Q0` is no action: one reads 2F0 (stage, letter, micro-batch) or 2O"),

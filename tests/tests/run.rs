@@ -29,7 +29,7 @@ fn fault(graph: &ShardedGraph) -> Result<(), String> {
     }
     for seed in 0..3 {
         let feeds = feeds(&graph.graph, seed);
-        lockstep(graph, &feeds, eval).map_err(|w| format!("{}: {}", w.name, w.what))?;
+        lockstep(graph, std::slice::from_ref(&feeds), eval).map_err(|w| format!("{}: {}", w.name, w.what))?;
         let ranks = graph.mesh.ranks();
         let runs = [1, 2, ranks].map(|workers| equals(&graph.graph, &program, &feeds, workers, F32));
         let [one, two, each] = runs;

@@ -29,6 +29,7 @@ fn rule(fault: &ProgramFault) -> &'static str {
         ProgramFault::NotStarted(_) => "not started",
         ProgramFault::InFlight(..) => "in flight",
         ProgramFault::NotWritten(_) => "not written",
+        ProgramFault::InPlace(_) => "in place",
         ProgramFault::Overwritten(..) => "overwritten",
         ProgramFault::Outside(..) => "outside",
         ProgramFault::Partial(..) => "partial",
@@ -37,7 +38,7 @@ fn rule(fault: &ProgramFault) -> &'static str {
     }
 }
 
-const RULES: [&str; 22] = [
+const RULES: [&str; 23] = [
     "operands",
     "type",
     "extent",
@@ -55,6 +56,7 @@ const RULES: [&str; 22] = [
     "not started",
     "in flight",
     "not written",
+    "in place",
     "overwritten",
     "outside",
     "partial",

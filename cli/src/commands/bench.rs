@@ -44,7 +44,8 @@ pub(crate) fn run(origin: &Origin, args: &StepArgs) -> Result<(), Failure> {
     let mut taps = Taps::of(["loss"]).finite("loss");
     let mut best = f64::INFINITY;
     for step in 0..args.steps.max(1) + 2 {
-        let feeds = [random_tokens(&request, step)];
+        let m = request.rows.microbatches();
+        let feeds: Vec<_> = (0..m).map(|i| random_tokens(&request, step * m + i)).collect();
         let start = Instant::now();
         local.step(&feeds, &mut taps)?;
         if step >= 2 {

@@ -38,7 +38,7 @@ fn held(sharded: &ShardedGraph, program: &Program, seed: u64) -> Result<(), Fail
         let value = w.value.map_or(String::new(), |v| format!("{v}, "));
         Failure::Check(vec![format!("{value}{}: {}", w.name, w.what)])
     };
-    let feeds = numeric::feeds(&sharded.graph, seed);
+    let feeds = numeric::all_feeds(sharded, seed);
     let values = numeric::lockstep(sharded, &feeds, runtime::eval::eval).map_err(wrong)?;
     let ranks = program.mesh.ranks();
     print(&format!(

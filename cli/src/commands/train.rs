@@ -15,6 +15,7 @@ use passes::Compiled;
 use planner::{check, names, plan, units};
 use runtime::data::batches::Batches;
 use runtime::data::npy::Npy;
+use runtime::data::rows::Rows;
 use runtime::data::sample::Sample;
 use runtime::data::{Batch, Source};
 use runtime::files::save::{Data, create_dir_all, write_tensors};
@@ -207,7 +208,7 @@ fn steps(
         if let Some(vocabulary) = vocabulary {
             data.check_vocabulary(vocabulary, step)?;
         }
-        let feeds = [feeds(request, data)];
+        let feeds: Vec<_> = request.rows.split(&data).into_iter().map(|b| feeds(request, b)).collect();
         let start = Instant::now();
         match local.step(&feeds, &mut taps) {
             Ok(()) => {}
@@ -224,7 +225,7 @@ fn steps(
             writeln!(file, "{line}").map_err(|e| Failure::Write(format!("cannot write the metrics: {e}")))?;
         }
         if let Some(folder) = &args.dump {
-            dump(folder, step, &taps, &compiled.program.states)?;
+            dump(folder, step, &taps, &request.rows, &compiled.program.states)?;
         }
         progress.row(Row { step, loss, tokens_per_second: tokens as f64 / seconds })?;
         if stop.load(Ordering::Relaxed) {
@@ -274,7 +275,7 @@ fn not_finite(
     ))
 }
 
-fn dump(folder: &Path, step: usize, taps: &Taps, states: &[State]) -> Result<(), Failure> {
+fn dump(folder: &Path, step: usize, taps: &Taps, rows: &Rows, states: &[State]) -> Result<(), Failure> {
     let mut gradients = FileTensors::new();
     for state in states {
         if let Some(tensor) = taps.get(&format!("grad.{}", state.name)) {
@@ -282,7 +283,8 @@ fn dump(folder: &Path, step: usize, taps: &Taps, states: &[State]) -> Result<(),
         }
     }
     let mut tensors: Vec<(String, Vec<usize>, Data)> = Vec::new();
-    if let Some(logits) = taps.get("logits") {
+    let logits = rows.join(taps.all("logits"));
+    if let Some(logits) = &logits {
         tensors.push(("logits".to_string(), logits.shape.clone(), Data::F32(&logits.data)));
     }
     for (name, (shape, data)) in &gradients {

@@ -32,7 +32,8 @@ impl fmt::Display for ShardedGraph {
         writeln!(f, "sharded mesh {}{agreed}", self.mesh)?;
         for (name, sharding) in &self.decisions.places {
             let free = if self.decisions.free.contains(name) { " free" } else { "" };
-            writeln!(f, "place {name} {}{free}", sharding.show(&self.mesh))?;
+            let again = if self.decisions.again.contains(name) { " again" } else { "" };
+            writeln!(f, "place {name} {}{again}{free}", sharding.show(&self.mesh))?;
         }
         for row in &self.decisions.schedule.rows {
             let actions: Vec<String> = row.iter().map(ToString::to_string).collect();
@@ -57,6 +58,9 @@ fn write_tables(graph: &Graph, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     if graph.dump {
         writeln!(f, "dump")?;
     }
+    if graph.scatters {
+        writeln!(f, "scatters")?;
+    }
     graph.optimizer.iter().try_for_each(|a| writeln!(f, "{}", tables::show_adamw(a)))
 }
 
@@ -71,6 +75,7 @@ fn write_ends(graph: &Graph, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             c.dims.iter().map(dim).collect::<Vec<_>>().join(", ")
         )?;
     }
+    graph.follows.iter().try_for_each(|(v, name)| writeln!(f, "follow {v} {name}"))?;
     graph.gradients.iter().try_for_each(|(name, v)| writeln!(f, "gradient {name} {v}"))?;
     graph.loss.iter().try_for_each(|l| writeln!(f, "loss {} / {}", l.sum, l.count))
 }
@@ -215,6 +220,11 @@ impl Read {
                 if free {
                     self.decisions.free.insert(name.into());
                 }
+                let (sharding, again) =
+                    sharding.strip_suffix(" again").map_or((sharding, false), |s| (s, true));
+                if again {
+                    self.decisions.again.insert(name.into());
+                }
                 let sharding =
                     Sharding::parse(sharding, self.mesh.as_ref().ok_or("`place` before `sharded mesh`")?)?;
                 self.decisions.places.insert(name.into(), sharding);
@@ -227,8 +237,13 @@ impl Read {
             "state" => self.graph.states.push(tables::parse_state(rest)?),
             "adamw" => self.graph.optimizer = Some(tables::parse_adamw(rest)?),
             "dump" if rest.is_empty() => self.graph.dump = true,
+            "scatters" if rest.is_empty() => self.graph.scatters = true,
             "constrain" => self.constrain(rest)?,
             "copy" => self.copy(rest)?,
+            "follow" => {
+                let (v, name) = rest.split_once(' ').ok_or("what follows a state reads `follow v7 name`")?;
+                self.graph.follows.push((value(v, &self.graph)?, name.into()));
+            }
             "gradient" => {
                 let (name, v) = rest.split_once(' ').ok_or("a gradient reads `gradient name v7`")?;
                 self.graph.gradients.push((name.into(), value(v, &self.graph)?));

@@ -241,28 +241,33 @@ impl Group {
         let point = self.map.of_point();
         let n = self.map.loops.len();
         let outer = n - self.map.row;
-        self.map.steps.iter().enumerate().all(|(i, s)| match s {
-            Step::Row(_, r) => point[*r],
-            // What counted at each point must not come to count once a row.
-            Step::Accumulate { access, of, .. } => {
-                point[*of] || self.once.contains(&i) || access.iter().flatten().any(|l| *l >= outer)
-            }
-            Step::Store { access, of, .. } => {
-                let has = |l: usize| access.iter().flatten().any(|x| *x == l);
-                let needed = if point[*of] { 0..n } else { 0..outer };
-                needed.into_iter().all(has) || (0..n).all(has)
-            }
-            Step::Load { .. }
-            | Step::LoadAt { .. }
-            | Step::Const(_)
-            | Step::Iota(_)
-            | Step::Unary(..)
-            | Step::Binary(..)
-            | Step::Add(_)
-            | Step::Mul(..)
-            | Step::Select(..)
-            | Step::Cast(..) => true,
-        })
+        // What is added to where it lies must not be read again behind it.
+        let read = |b: BufferId| self.reads.iter().position(|(r, _)| *r == b);
+        let sums = self.writes.iter().enumerate().filter_map(|(w, (b, _))| Some((read(*b)?, w)));
+        let apart = sums.clone().all(|(r, w)| self.map.in_place(r, w));
+        apart
+            && self.map.steps.iter().enumerate().all(|(i, s)| match s {
+                Step::Row(_, r) => point[*r],
+                // What counted at each point must not come to count once a row.
+                Step::Accumulate { access, of, .. } => {
+                    point[*of] || self.once.contains(&i) || access.iter().flatten().any(|l| *l >= outer)
+                }
+                Step::Store { access, of, .. } => {
+                    let has = |l: usize| access.iter().flatten().any(|x| *x == l);
+                    let needed = if point[*of] { 0..n } else { 0..outer };
+                    needed.into_iter().all(has) || (0..n).all(has)
+                }
+                Step::Load { .. }
+                | Step::LoadAt { .. }
+                | Step::Const(_)
+                | Step::Iota(_)
+                | Step::Unary(..)
+                | Step::Binary(..)
+                | Step::Add(_)
+                | Step::Mul(..)
+                | Step::Select(..)
+                | Step::Cast(..) => true,
+            })
     }
 
     fn read(&mut self, buffer: BufferId, dtype: DType) -> usize {

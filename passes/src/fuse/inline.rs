@@ -11,6 +11,9 @@ use super::map_of;
 /// Inlines such operands in all segments; a map that nothing reads any more is gone.
 pub(super) fn run(stage: &mut Stage) {
     let mut small: HashMap<BufferId, Map> = HashMap::new();
+    let mut writers: HashMap<BufferId, usize> = HashMap::new();
+    let writes = stage.segments.iter().flat_map(|s| &s.instructions).flat_map(Instruction::writes);
+    writes.for_each(|b| *writers.entry(b).or_default() += 1);
     for instruction in stage.segments.iter_mut().flat_map(|s| &mut s.instructions) {
         if let Instruction::Launch { kernel, reads, .. } = instruction
             && let Body::Map(map) = &mut kernel.body
@@ -31,8 +34,10 @@ pub(super) fn run(stage: &mut Stage) {
         if let Some((_, map)) = map_of(instruction)
             && instruction.reads().is_empty()
             && let [Step::Const(_) | Step::Iota(_), Step::Store { .. }] = map.steps[..]
+            && let [to] = instruction.writes()[..]
+            && writers[&to] == 1
         {
-            small.insert(instruction.writes()[0], map.clone());
+            small.insert(to, map.clone());
         }
     }
     let read: HashSet<BufferId> =

@@ -47,14 +47,32 @@ pub(super) fn kernel(sharded: &ShardedGraph, i: usize) -> (Kernel, Vec<Value>) {
 
 /// The kernel that copies what is like a buffer.
 pub(super) fn copy(buffer: &Buffer) -> Kernel {
+    each(buffer, 1, |access| vec![Step::Load { read: 0, access }])
+}
+
+/// The kernel that sets what is like a buffer to 0.
+pub(super) fn zero(buffer: &Buffer) -> Kernel {
+    each(buffer, 0, |_| vec![Step::Const(0.0)])
+}
+
+/// The kernel that adds two that are like a buffer.
+pub(super) fn add(buffer: &Buffer) -> Kernel {
+    let load = |read, access: &Access| Step::Load { read, access: access.clone() };
+    each(buffer, 2, |access| vec![load(0, &access), load(1, &access), Step::Add(vec![0, 1])])
+}
+
+/// The kernel that stores the last of some steps at each element of what is like a buffer.
+fn each(buffer: &Buffer, reads: usize, steps: impl Fn(Access) -> Vec<Step>) -> Kernel {
     let dims = buffer.shape.iter().zip(&buffer.sharding.dims).enumerate();
     let loops: Vec<Loop> = dims
         .map(|(i, (size, axes))| Loop { name: format!("i{i}").into(), size: *size, axes: axes.clone() })
         .collect();
     let access: Access = (0..loops.len()).map(|l| vec![l]).collect();
-    let steps = vec![Step::Load { read: 0, access: access.clone() }, Step::Store { write: 0, access, of: 0 }];
+    let mut steps = steps(access.clone());
+    let of = steps.len() - 1;
+    steps.push(Step::Store { write: 0, access, of });
     let body = Body::Map(Map { row: usize::from(!loops.is_empty()), loops, looked: Vec::new(), steps });
-    Kernel { reads: vec![buffer.dtype], writes: vec![buffer.dtype], body }
+    Kernel { reads: vec![buffer.dtype; reads], writes: vec![buffer.dtype], body }
 }
 
 /// The scale of an einsum that is a matrix product, and in which no operand is summed alone.

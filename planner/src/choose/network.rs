@@ -8,14 +8,14 @@ use std::rc::Rc;
 
 use ir::rows::Strategy;
 use ir::state::Role;
-use ir::{Axis, DType, Name, Op, Reshard, ShardedGraph, Sharding, Value};
+use ir::{Axis, DType, Name, Op, Part, Reshard, ShardedGraph, Sharding, Value};
 use rustc_hash::FxHashMap;
 
 use super::eliminate::{Network, Solution, Var};
 use super::groups::{self, Group};
 use super::routes::{Beyond, Routes, Tensor};
 use super::space::{Settled, Space, Ways};
-use super::tables::{NEVER, Price, Table, TableId, plus};
+use super::tables::{NEVER, Price, Table, TableId, plus, repeated};
 use crate::cluster::Cluster;
 
 /// What it costs to join a matrix parameter that `tp` splits: more than anything else, so that it is done only where
@@ -57,13 +57,25 @@ pub struct Choice<'a> {
     makers: Vec<usize>,
     /// Values of which each user makes its own copy.
     shared: Vec<bool>,
+    /// Values whose copies are made anew in each part of a step.
+    again: Vec<bool>,
+    microbatches: usize,
     known: FxHashMap<Key, Rc<Of>>,
-    works: FxHashMap<Vec<usize>, TableId>,
+    works: FxHashMap<(Vec<usize>, usize), TableId>,
 }
 
 /// What the tables of a value depend on: its maker's ways, its users' and which operand it is, shape, type, whether it is
-/// a parameter; and which of the variables are the same.
-type Key = (usize, Vec<(usize, usize, usize)>, Vec<usize>, DType, bool);
+/// a parameter, how often it is made; and which of the variables are the same.
+type Key = (usize, Vec<(usize, usize, usize)>, Vec<usize>, DType, bool, usize);
+
+/// The forward pass, the backward pass and the update.
+fn phase(part: Part) -> usize {
+    match part {
+        Part::Forward => 0,
+        Part::Input | Part::Weight => 1,
+        Part::Update => 2,
+    }
+}
 
 /// The tables of a value.
 #[derive(Debug)]
@@ -105,7 +117,13 @@ impl<'a> Choice<'a> {
         for (i, node) in graph.nodes.iter().enumerate() {
             node.args.iter().enumerate().for_each(|(k, v)| users[v.index()].push((i, k)));
         }
+        let again = again(sharded);
+        for (of, _) in users.iter_mut().zip(&again).filter(|(_, again)| **again) {
+            of.sort_by_key(|(u, _): &(usize, usize)| phase(graph.nodes[*u].mark.part));
+        }
         let mut choice = Choice {
+            again,
+            microbatches: sharded.decisions.schedule.microbatches(),
             sharded,
             cluster,
             places: std::mem::take(&mut space.places),
@@ -129,10 +147,15 @@ impl<'a> Choice<'a> {
         let graph = &self.sharded.graph;
         let mut of_parameter: FxHashMap<&Name, Var> = FxHashMap::default();
         let mut of_node: Vec<Option<(Var, Ways)>> = vec![None; graph.nodes.len()];
+        let reshard = |(v, _): &&(Value, Name)| graph.nodes[self.makers[v.index()]].op == Op::Reshard;
+        let follows: FxHashMap<Value, &Name> =
+            graph.follows.iter().filter(reshard).map(|(v, name)| (*v, name)).collect();
         for group in groups {
             let values = group.ways[0].all.len();
             let first = &graph.nodes[group.members[0]];
-            let var = if let Op::State(name) | Op::Assign(name) = &first.op {
+            let follows = first.results.first().and_then(|v| follows.get(v).copied());
+            let state = if let Op::State(name) | Op::Assign(name) = &first.op { Some(name) } else { follows };
+            let var = if let Some(name) = state {
                 let role = graph.state(name).map(|s| &s.role);
                 let parameter = if let Some(Role::Moment(of)) = role { of } else { name };
                 *of_parameter.entry(parameter).or_insert_with(|| self.network.variable(values))
@@ -151,18 +174,37 @@ impl<'a> Choice<'a> {
     /// What the nodes of a group compute, for each of its ways.
     fn work(&mut self, group: &Group) -> TableId {
         let ids = group.ways.iter().map(|w| w.id).collect();
-        *self.works.entry(ids).or_insert_with(|| {
-            let of = |at: &[usize]| group.ways.iter().fold(0, |sum, w| plus(sum, w.all[at[0]].work));
+        let times = self.times(group.members.iter().copied());
+        *self.works.entry((ids, times)).or_insert_with(|| {
+            let work = |sum, w: &Ways, at: usize| plus(sum, repeated(w.all[at].work, times));
+            let of = |at: &[usize]| group.ways.iter().fold(0, |sum, w| work(sum, w, at[0]));
             self.network.tables.intern(Table::of(vec![group.ways[0].all.len()], of))
         })
+    }
+
+    /// How often in a step one of these nodes computes.
+    fn times(&self, mut nodes: impl Iterator<Item = usize>) -> usize {
+        let graph = &self.sharded.graph;
+        if nodes.any(|i| graph.nodes[i].mark.part != Part::Update) { self.microbatches } else { 1 }
+    }
+
+    /// The users of a value by what shares copies.
+    fn sharing<'b>(&self, value: Value, users: &'b [(usize, usize)]) -> Vec<&'b [(usize, usize)]> {
+        let part = |u: usize| phase(self.sharded.graph.nodes[u].mark.part);
+        if self.shared[value.index()] {
+            users.chunks(1).collect()
+        } else if self.again[value.index()] {
+            users.chunk_by(|(a, _), (b, _)| part(*a) == part(*b)).collect()
+        } else {
+            vec![users]
+        }
     }
 
     /// The tables of a value.
     fn value(&mut self, value: Value) {
         let users = self.users[value.index()].clone();
-        match self.shared[value.index()] {
-            true => users.iter().for_each(|user| self.value_for(value, &[*user])),
-            false => self.value_for(value, &users),
+        for together in self.sharing(value, &users) {
+            self.value_for(value, together);
         }
     }
 
@@ -181,7 +223,8 @@ impl<'a> Choice<'a> {
         let alone = open.len() <= 1;
         let each =
             users.iter().map(|(u, k)| (self.ways[*u].id, *k, if alone { number(*u) } else { 2 })).collect();
-        let key = (self.ways[maker].id, each, ty.shape.clone(), ty.dtype, self.is_matrix(value));
+        let times = self.times(users.iter().map(|(u, _)| *u));
+        let key = (self.ways[maker].id, each, ty.shape.clone(), ty.dtype, self.is_matrix(value), times);
         let of = match self.known.get(&key) {
             Some(of) => of.clone(),
             None => {
@@ -228,7 +271,8 @@ impl<'a> Choice<'a> {
         let beyond = Joins(tensor);
         let ty = graph.ty(value);
         let ends: Vec<Sharding> = sources.iter().chain(needs.iter().flatten()).cloned().collect();
-        let given = Tensor { shape: &ty.shape, dtype: ty.dtype, beyond: &beyond };
+        let times = self.times(users.iter().map(|(u, _)| *u));
+        let given = Tensor { shape: &ty.shape, dtype: ty.dtype, times, beyond: &beyond };
         let routes = Rc::new(Routes::between(given, &ends, &self.sharded.mesh, self.cluster));
         self.whole &= routes.whole;
         let sources: Vec<usize> = sources.iter().map(|s| routes.at(s)).collect();
@@ -308,23 +352,13 @@ impl<'a> Choice<'a> {
         let maker = self.makers[value.index()];
         let from = &self.ways[maker].all[picked[maker]].layout.results[0];
         let (mut price, mut copies) = (0, Vec::new());
-        // By routes, in the order of users: a shared value has some for each kind of user.
-        let mut needs: Vec<(&Rc<Routes>, Vec<usize>)> = Vec::new();
-        for ((u, k), routes) in self.users[value.index()].iter().zip(&self.routes[value.index()]) {
-            let need = routes.at(&self.ways[*u].all[picked[*u]].layout.args[*k]);
-            if self.shared[value.index()] {
-                price = plus(price, routes.price(routes.at(from), need));
-            }
-            match needs.iter_mut().find(|(r, _)| Rc::ptr_eq(r, routes)) {
-                Some((_, needs)) => needs.push(need),
-                None => needs.push((routes, vec![need])),
-            }
-        }
-        for (routes, needs) in needs {
+        let mut routes = self.routes[value.index()].iter();
+        for together in self.sharing(value, &self.users[value.index()]) {
+            let Some(routes) = routes.by_ref().take(together.len()).last() else { continue };
+            let need = |(u, k): &(usize, usize)| routes.at(&self.ways[*u].all[picked[*u]].layout.args[*k]);
+            let needs: Vec<usize> = together.iter().map(need).collect();
             let (all, edges) = routes.tree(routes.at(from), &needs);
-            if !self.shared[value.index()] {
-                price = plus(price, all);
-            }
+            price = plus(price, all);
             for (a, b) in edges {
                 let reshard = Reshard { from: routes.all[a].clone(), to: routes.all[b].clone() };
                 // Two ways to one sharding would be one too many.
@@ -338,7 +372,8 @@ impl<'a> Choice<'a> {
 
     /// The price of these ways of the nodes: what they compute, and all copies.
     pub fn price(&self, picked: &[usize]) -> Price {
-        let work = self.ways.iter().zip(picked).map(|(w, p)| w.all[*p].work);
+        let work = self.ways.iter().zip(picked).enumerate();
+        let work = work.map(|(i, (w, p))| repeated(w.all[*p].work, self.times(std::iter::once(i))));
         let copies = (0..self.routes.len()).map(|v| self.copies(Value(v as u32), picked).0);
         work.chain(copies).fold(0, plus)
     }
@@ -348,6 +383,17 @@ impl<'a> Choice<'a> {
         let each = (0..self.routes.len()).map(|v| Value(v as u32));
         each.map(|v| (v, self.copies(v, picked).1)).filter(|(_, copies)| !copies.is_empty()).collect()
     }
+}
+
+/// The values whose copies are made anew in each part of a step.
+fn again(sharded: &ShardedGraph) -> Vec<bool> {
+    let mut again = vec![false; sharded.graph.values.len()];
+    for node in &sharded.graph.nodes {
+        let Op::State(name) = &node.op else { continue };
+        let made = sharded.decisions.again.contains(name);
+        node.results.iter().for_each(|v| again[v.index()] = made);
+    }
+    again
 }
 
 /// The sets of copies, by their places, of which one is there: what users need that have no choice, and up to a few more,

@@ -3,7 +3,7 @@
 use ir::rows::{Layout, Strategy};
 use ir::{DType, Graph, Mesh, Node, Op, Sharding, Value, bound, moves_of};
 
-use super::tables::Price;
+use super::tables::{MOST, Price};
 use crate::cluster::Cluster;
 use crate::cost::{self, Lies, Work};
 
@@ -11,9 +11,6 @@ use crate::cost::{self, Lies, Work};
 fn price(seconds: f64) -> Price {
     ((seconds * 1e12).round() as Price).min(MOST)
 }
-
-/// Twenty hours: nothing is compared that takes longer.
-const MOST: Price = 1 << 56;
 
 /// What a reshard sends, and how long it takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

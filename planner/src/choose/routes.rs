@@ -5,7 +5,7 @@ use ir::{Axis, DType, Mesh, Reduce, Sharding};
 use rustc_hash::FxHashMap;
 
 use super::price::sent;
-use super::tables::{NEVER, Price, plus};
+use super::tables::{NEVER, Price, plus, repeated};
 use crate::cluster::Cluster;
 
 /// More shardings than this are not looked at between two.
@@ -35,6 +35,8 @@ pub struct Tensor<'a> {
     pub shape: &'a [usize],
     /// Its element type.
     pub dtype: DType,
+    /// How often it is brought in a step.
+    pub times: usize,
     /// What it costs beyond the price to leave a sharding for another.
     pub beyond: &'a dyn Beyond,
 }
@@ -64,6 +66,7 @@ impl Routes {
             for b in 0..n {
                 let (from, to) = (&routes.all[a], &routes.all[b]);
                 let own = sent(tensor.shape, tensor.dtype, from, to, mesh, cluster).price();
+                let own = repeated(own, tensor.times);
                 routes.least[a * n + b] = plus(own, tensor.beyond.price(from, to));
                 routes.before[a * n + b] = a as u32;
             }

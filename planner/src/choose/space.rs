@@ -122,6 +122,8 @@ pub struct Space<'a> {
     /// By node the rows that each axis may have.
     allowed: Vec<Vec<Vec<Row>>>,
     asked: FxHashMap<Value, Sharding>,
+    /// The state as which a value lies.
+    follows: FxHashMap<Value, Name>,
     known: FxHashMap<Key, Ways>,
     settled: Option<Settled>,
     whole: Cell<bool>,
@@ -166,6 +168,7 @@ impl<'a> Space<'a> {
             makers: graph.makers(),
             allowed: Vec::new(),
             asked: graph.constraints.iter().map(|c| (c.value, asked(c, mesh))).collect(),
+            follows: graph.follows.iter().cloned().collect(),
             known: FxHashMap::default(),
             settled,
             whole: Cell::new(true),
@@ -185,6 +188,7 @@ impl<'a> Space<'a> {
     fn note_rows(&mut self) {
         let (graph, mesh) = (&self.sharded.graph, &self.sharded.mesh);
         let mut partial: Vec<Vec<bool>> = vec![vec![false; mesh.axes.len()]; graph.values.len()];
+        let mut surely = partial.clone();
         for (i, node) in graph.nodes.iter().enumerate() {
             let mut allowed = self.rows_of(i);
             let repeats = node.args.iter().collect::<FxHashSet<_>>().len() < node.args.len();
@@ -206,6 +210,13 @@ impl<'a> Space<'a> {
                 {
                     rows.retain(|row| *row != Row::Nothing);
                 }
+                // What is partial over the ranks that share a batch stays so until the update, and is reduced once.
+                let stays = |row: &Row| matches!(row, Row::Pass(_, args) if args.iter().all(|k| surely[node.args[*k].index()][axis]));
+                let once = node.mark.part != Part::Update || node.op == Op::Accumulate;
+                let data = self.kinds[axis] == Kind::Data && once;
+                if data && rows.iter().any(stays) {
+                    rows.retain(stays);
+                }
                 if let Some(row) = self.settled_row(i, Axis(axis as u8), rows) {
                     *rows = vec![row];
                 }
@@ -214,8 +225,9 @@ impl<'a> Space<'a> {
                     Row::Pass(..) => true,
                     Row::Factor(f) => !node.signature.in_results(*f),
                 };
-                let any = rows.iter().any(leaves);
+                let (any, all) = (rows.iter().any(leaves), rows.iter().all(leaves));
                 node.results.iter().for_each(|v| partial[v.index()][axis] = any);
+                node.results.iter().for_each(|v| surely[v.index()][axis] = all);
             }
             self.allowed.push(allowed);
         }
@@ -236,7 +248,9 @@ impl<'a> Space<'a> {
             } else if let Op::Assign(name) = &node.op {
                 (node.args[0], self.places.get(name).unwrap_or(&whole).iter().collect())
             } else if node.op == Op::Reshard {
-                (node.results[0], self.asked.get(&node.results[0]).into_iter().collect())
+                let followed = self.follows.get(&node.results[0]).and_then(|name| self.places.get(name));
+                let places = self.asked.get(&node.results[0]).into_iter();
+                (node.results[0], places.chain(followed.into_iter().flatten()).collect())
             } else {
                 continue;
             };
@@ -283,6 +297,10 @@ impl<'a> Space<'a> {
         let given: Option<Vec<Sharding>> = if let Op::Input(name) = &node.op {
             Some(vec![super::places::given(self.sharded, name)])
         } else if let Op::State(name) | Op::Assign(name) = &node.op {
+            self.places.get(name).cloned()
+        } else if let (Op::Reshard, Some(name)) =
+            (&node.op, node.results.first().and_then(|v| self.follows.get(v)))
+        {
             self.places.get(name).cloned()
         } else if node.op == Op::Reshard {
             let whole = || Sharding::replicated(graph.shape(node.results[0]).len());
@@ -348,7 +366,8 @@ impl<'a> Space<'a> {
         let (graph, mesh) = (&self.sharded.graph, &self.sharded.mesh);
         let node = &graph.nodes[i];
         let all = rows(graph, node);
-        let update = node.mark.part == Part::Update;
+        // A sum over micro-batches lies as what uses it does.
+        let update = node.mark.part == Part::Update || node.op == Op::Accumulate;
         let of_axis = |axis: Axis| -> Vec<Row> {
             if mesh.size(axis) == 1 {
                 return vec![Row::Nothing];
@@ -388,12 +407,7 @@ impl<'a> Space<'a> {
                 Row::Factor(f) => may(*f),
                 Row::Nothing | Row::Pass(..) => true,
             };
-            let mut rows: Vec<Row> = all.iter().filter(allowed).cloned().collect();
-            if node.op == Op::Accumulate {
-                // What is accumulated stays partial and is reduced once.
-                rows.sort_by_key(|row| !matches!(row, Row::Pass(..)));
-            }
-            rows
+            all.iter().filter(allowed).cloned().collect()
         };
         mesh.all().map(of_axis).collect()
     }

@@ -16,6 +16,14 @@ pub fn plus(a: Price, b: Price) -> Price {
     (a + b).min(NEVER)
 }
 
+/// So often a price, which stays below what must not be.
+pub fn repeated(price: Price, times: usize) -> Price {
+    price.saturating_mul(times as Price).min(MOST.max(price))
+}
+
+/// Twenty hours: nothing is compared that takes longer.
+pub const MOST: Price = 1 << 56;
+
 /// A price for each combination of the values of some variables, the last one innermost.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Table {

@@ -5,6 +5,7 @@ pub mod batches;
 mod error;
 pub mod npy;
 pub mod random;
+pub mod rows;
 pub mod sample;
 mod source;
 pub mod text;

@@ -90,7 +90,7 @@ fn means_the_same(case: &Case, compiled: &Compiled, seed: u64) -> Result<(), Str
     if let Some((name, _)) = far {
         return Err(format!("{name} is not finite: a fault of the generator"));
     }
-    quietly(|| numeric::lockstep(sharded, &feeds, eval))?
+    quietly(|| numeric::lockstep(sharded, std::slice::from_ref(&feeds), eval))?
         .map(drop)
         .map_err(|w| format!("lockstep: {} {:?}: {}", w.name, w.value, w.what))
 }
