@@ -117,9 +117,9 @@ pub struct SplitArgs {
     /// When gradients are synchronised: once a step (--zero 0, 1) or after each micro-batch (--zero 2, 3)
     #[arg(long, value_enum)]
     pub sync: Option<Sync>,
-    /// What the backward computes again
-    #[arg(long, value_name = "none|selective|full", hide = true)]
-    pub recompute: Option<String>,
+    /// What the backward pass computes again instead of keeping it: the inside of attention, or all of a layer
+    #[arg(long, value_enum, default_value_t = Again::None)]
+    pub recompute: Again,
     /// Compute type
     #[arg(long, value_name = "f32|bf16", hide = true)]
     pub dtype: Option<String>,
@@ -144,6 +144,17 @@ pub enum Mode {
     /// One token after a prompt.
     #[value(hide = true)]
     Decode,
+}
+
+/// What the backward pass computes again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Again {
+    /// Nothing.
+    None,
+    /// The inside of attention.
+    Selective,
+    /// All but what goes from layer to layer.
+    Full,
 }
 
 /// When gradients are synchronised over ranks.

@@ -1,24 +1,24 @@
 //! From what the user asks to a graph with places on a mesh: everything that can make no sense is found here.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 use std::ops::Range;
 use std::path::Path;
 
-use ir::graph::{Mark, NewNode};
+use ir::graph::{Mark, NewNode, Recompute};
 use ir::schedule::Schedule;
 use ir::state::{AdamW, Role};
-use ir::{Graph, Mesh, Name, Op, Places, ShardedGraph, Sharding, Signature, piece, verify};
+use ir::{Graph, Mesh, Name, Op, Places, ShardedGraph, Signature, verify};
 use models::{Config, Shape};
 use passes::{Compiled, Trace};
 use planner::choose::{Best, compile, compile_and_tell};
 use planner::cluster::Cluster;
-use planner::conventions::{AXES, free, places, refine};
+use planner::conventions::{AXES, free, pieces, places, refine};
 use planner::even::uneven;
 use planner::rules::{self, Rules};
 use planner::zero::{self, Zero};
 use runtime::data::rows::Rows;
 
-use crate::args::{Mode, SplitArgs, Sync};
+use crate::args::{Again, Mode, SplitArgs, Sync};
 use crate::failure::Failure;
 
 /// A model of the user's own: its name, the usual size of a step, and how it is built.
@@ -105,6 +105,11 @@ pub fn read(origin: &Origin, args: &SplitArgs, fed: Option<Shape>) -> Result<Req
         Some(Sync::Once) if rows.microbatches() > 1 => false,
         Some(Sync::Once) | None => zero >= Zero::Gradients,
     };
+    graph.recompute = match args.recompute {
+        Again::None => Recompute::None,
+        Again::Selective => Recompute::Selective,
+        Again::Full => Recompute::Full,
+    };
     Ok(Request { title, config, graph, shape, rows, mesh, places, cluster })
 }
 
@@ -112,22 +117,6 @@ fn read_rules(path: &Path) -> Result<Rules, Failure> {
     let text = std::fs::read_to_string(path)
         .map_err(|e| Failure::Request(format!("cannot read {}: {e}", path.display())))?;
     Ok(rules::parse(&path.display().to_string(), &text)?)
-}
-
-/// The pieces of the batch, in the order of the ranks that have them.
-fn pieces(graph: &Graph, mesh: &Mesh, places: &BTreeMap<Name, Sharding>) -> Vec<Range<usize>> {
-    let batch = graph.inputs.iter().find_map(|i| {
-        let d = i.dims.iter().position(|(name, _)| &**name == "b")?;
-        Some((i.dims[d].1, places.get(&i.name)?.dims[d].clone()))
-    });
-    let Some((n, axes)) = batch else { return Vec::new() };
-    let whole: Range<usize> = 0..n;
-    let mut pieces = vec![whole];
-    for axis in axes {
-        let size = mesh.size(axis);
-        pieces = pieces.into_iter().flat_map(|p| (0..size).map(move |i| piece(p.clone(), size, i))).collect();
-    }
-    pieces
 }
 
 impl Request {
@@ -176,7 +165,6 @@ fn not_built(args: &SplitArgs) -> Result<(), Failure> {
     unless(args.schedule.is_none(), "--schedule (pipelines)")?;
     unless(args.r#virtual.is_none_or(|v| v == 1), "--virtual above 1 (pipelines)")?;
     unless(args.stages.is_none(), "--stages (pipelines)")?;
-    unless(is(&args.recompute, "none"), "--recompute other than none")?;
     unless(is(&args.dtype, "f32"), "--dtype other than f32")?;
     unless(is(&args.grad_dtype, "f32"), "--grad-dtype other than f32")?;
     unless(args.dropout.is_none_or(|p| p == 0.0), "--dropout above 0")?;

@@ -159,6 +159,32 @@ pub struct Constraint {
     pub even: bool,
 }
 
+/// What the backward pass computes again, instead of having it kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Recompute {
+    /// Nothing.
+    #[default]
+    None,
+    /// What is inside attention.
+    Selective,
+    /// All but what goes from layer to layer.
+    Full,
+}
+
+impl Recompute {
+    /// Each, for parsing.
+    pub const ALL: [Recompute; 3] = [Recompute::None, Recompute::Selective, Recompute::Full];
+
+    /// Its name in the text form.
+    pub fn name(self) -> &'static str {
+        match self {
+            Recompute::None => "none",
+            Recompute::Selective => "selective",
+            Recompute::Full => "full",
+        }
+    }
+}
+
 /// A graph of ops on whole tensors.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct Graph {
@@ -182,6 +208,8 @@ pub struct Graph {
     pub follows: Vec<(Value, Name)>,
     /// Whether each micro-batch's gradients are brought to where their moments lie, and only then summed (ZeRO-2).
     pub scatters: bool,
+    /// What the backward pass computes again; taken by `recompute`.
+    pub recompute: Recompute,
     /// Whether the host wants logits and gradients after each step, not only loss, norm and rate.
     pub dump: bool,
 }
@@ -272,6 +300,7 @@ impl Rewrite {
             inputs: old.inputs.clone(),
             states: old.states.clone(),
             optimizer: old.optimizer,
+            recompute: old.recompute,
             ..Graph::default()
         };
         Rewrite { graph, now: vec![None; old.values.len()] }

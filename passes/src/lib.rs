@@ -14,6 +14,7 @@ mod fuse;
 mod lower;
 mod optimizer;
 mod place;
+mod recompute;
 mod reshard;
 mod simplify;
 mod untap;
@@ -42,8 +43,10 @@ pub const GRAPH: &[Pass<Graph>] = &[
     Pass { name: "optimizer", run: optimizer::run },
     // Takes taps away before `simplify` drops what only they used.
     Pass { name: "untap", run: untap::run },
-    // Last, since the passes before write for clarity: what is written twice is computed once.
+    // Since the passes before write for clarity: what is written twice is computed once.
     Pass { name: "simplify", run: simplify::run },
+    // Behind `simplify`, which would undo it.
+    Pass { name: "recompute", run: recompute::run },
 ];
 
 /// What works on a graph on a mesh before anything is chosen.

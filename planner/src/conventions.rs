@@ -1,9 +1,10 @@
 //! Which mesh axis splits which dimension when the user says nothing more: the conventions of the command line.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 use ir::state::Role;
-use ir::{Axis, Graph, Mesh, Name, Sharding};
+use ir::{Axis, Graph, Mesh, Name, Sharding, piece};
 
 /// The axes that meshc knows, outermost by habit first, and what they split.
 pub const AXES: &[(&str, &str)] = &[
@@ -110,6 +111,22 @@ pub fn free(graph: &Graph, places: &BTreeMap<Name, Sharding>, mesh: &Mesh) -> BT
     let split = |name: &Name| places.get(name).is_some_and(|p| p.axes().any(|a| tp.contains(&a)));
     let parameters = graph.states.iter().filter(|s| matches!(s.role, Role::Parameter { .. }));
     parameters.map(|s| s.name.clone()).filter(split).collect()
+}
+
+/// The pieces of the batch, in the order of the ranks that have them.
+pub fn pieces(graph: &Graph, mesh: &Mesh, places: &BTreeMap<Name, Sharding>) -> Vec<Range<usize>> {
+    let batch = graph.inputs.iter().find_map(|i| {
+        let d = i.dims.iter().position(|(name, _)| &**name == "b")?;
+        Some((i.dims[d].1, places.get(&i.name)?.dims[d].clone()))
+    });
+    let Some((n, axes)) = batch else { return Vec::new() };
+    let whole: Range<usize> = 0..n;
+    let mut pieces = vec![whole];
+    for axis in axes {
+        let size = mesh.size(axis);
+        pieces = pieces.into_iter().flat_map(|p| (0..size).map(move |i| piece(p.clone(), size, i))).collect();
+    }
+    pieces
 }
 
 /// A tensor's dimensions over their axes, none of size 1 and none twice.

@@ -2,12 +2,17 @@
 
 use std::collections::BTreeMap;
 
+use ir::graph::Recompute;
+use ir::schedule::Schedule;
 use ir::{Mesh, Name, Places};
 use models::{Config, Shape};
 use passes::{Compiled, Trace};
 use planner::choose::compile;
 use planner::cluster::Cluster;
-use planner::conventions::{free, places, refine};
+use planner::conventions::{free, pieces, places, refine};
+use planner::zero::{self, Zero};
+use runtime::data::Batch;
+use runtime::data::rows::Rows;
 use runtime::local::HostTensor;
 
 use crate::oracle::{Oracle, tensors};
@@ -51,32 +56,71 @@ pub fn wire() -> Cluster {
     }
 }
 
+/// How a step is split, beyond the mesh.
+#[derive(Clone, Copy, Debug)]
+pub struct Split {
+    /// What is split over `dp`.
+    pub zero: Zero,
+    /// How many micro-batches there are.
+    pub microbatches: usize,
+    /// What is computed again.
+    pub recompute: Recompute,
+}
+
+/// Nothing but the mesh.
+pub const PLAIN: Split = Split { zero: Zero::Off, microbatches: 1, recompute: Recompute::None };
+
 /// The training step of an oracle's model on a mesh.
 pub fn training_step(oracle: &Oracle, mesh: &str, dump: bool, trace: Trace) -> Compiled {
+    split_step(oracle, mesh, PLAIN, dump, trace).0
+}
+
+/// The same, split further, and which rows its micro-batches have.
+pub fn split_step(oracle: &Oracle, mesh: &str, split: Split, dump: bool, trace: Trace) -> (Compiled, Rows) {
     let config = Config::read(&oracle.folder).expect("the oracle has a config");
     let size = |key: &str| oracle.case[key].as_u64().expect("a size") as usize;
     let shape = Shape { batch: size("global_batch"), sequence: size("sequence") };
+    let whole = models::build(&config, shape).expect("the oracle's config is a model");
+    let mesh = refine(&whole, &Mesh::parse(mesh).expect("a mesh"));
+    let rows = Rows::of(&pieces(&whole, &mesh, &places(&whole, &mesh)), split.microbatches);
+    let shape = Shape { batch: rows.each(), ..shape };
     let mut graph = models::build(&config, shape).expect("the oracle's config is a model");
     graph.optimizer = Some(oracle.adamw());
     graph.dump = dump;
-    let mesh = refine(&graph, &Mesh::parse(mesh).expect("a mesh"));
+    graph.recompute = split.recompute;
+    graph.scatters = split.zero >= Zero::Gradients;
     let mut places = Places::from(places(&graph, &mesh));
     places.free = free(&graph, &places.at, &mesh);
-    compile(graph, &mesh, places, &here(), trace)
+    places.schedule = Schedule::one_stage(split.microbatches);
+    zero::split(split.zero, &graph, &mesh, &mut places);
+    (compile(graph, &mesh, places, &here(), trace), rows)
 }
 
-/// The inputs of a step, as a backend is fed them.
+/// The inputs of a step of one micro-batch, as a backend is fed them.
 pub fn feeds(oracle: &Oracle, step: usize) -> BTreeMap<Name, HostTensor> {
+    fed(batch(oracle, step))
+}
+
+/// The inputs of a step's micro-batches.
+pub fn all_feeds(oracle: &Oracle, rows: &Rows, step: usize) -> Vec<BTreeMap<Name, HostTensor>> {
+    rows.split(&batch(oracle, step)).into_iter().map(fed).collect()
+}
+
+fn batch(oracle: &Oracle, step: usize) -> Batch {
     let data = tensors(&oracle.folder.join("data.safetensors"));
     let of = |name: &str| {
         let (shape, all) = &data[name];
         let n = shape[1] * shape[2];
         all[step * n..(step + 1) * n].iter().map(|x| *x as i32).collect::<Vec<i32>>()
     };
-    let inputs = of("inputs");
-    let sequence = data["inputs"].0[2];
+    let shape = &data["inputs"].0;
+    Batch { inputs: of("inputs"), labels: of("labels"), rows: shape[1], sequence: shape[2] }
+}
+
+fn fed(batch: Batch) -> BTreeMap<Name, HostTensor> {
+    let Batch { inputs, labels, sequence, .. } = batch;
     let position = (0..inputs.len()).map(|i| (i % sequence) as i32).collect();
-    let all = [("inputs", inputs), ("labels", of("labels")), ("position", position)];
+    let all = [("inputs", inputs), ("labels", labels), ("position", position)];
     all.into_iter().map(|(name, data)| (name.into(), HostTensor::I32(data))).collect()
 }
 

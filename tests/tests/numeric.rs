@@ -74,10 +74,10 @@ fn maker(sharded: &ShardedGraph, value: ir::Value) -> String {
 fn lockstep_names_the_first_value_that_a_faulty_kernel_makes() {
     for model in MODELS {
         let Compiled { sharded, .. } = compiled(model);
-        let feeds = feeds(&sharded.graph, 3);
-        assert_eq!(lockstep(&sharded, &[feeds.clone()], eval), Ok(sharded.graph.values.len()), "{model}");
+        let feeds = [feeds(&sharded.graph, 3)];
+        assert_eq!(lockstep(&sharded, &feeds, eval), Ok(sharded.graph.values.len()), "{model}");
         for (what, op, kernel) in KERNELS {
-            let wrong = lockstep(&sharded, &[feeds.clone()], *kernel).expect_err(what);
+            let wrong = lockstep(&sharded, &feeds, *kernel).expect_err(what);
             println!("{model}: {what}: {}: {}", wrong.name, wrong.what);
             assert_eq!(wrong.value.map(|v| maker(&sharded, v)).as_deref(), Some(*op), "{model}: {what}");
             assert!(wrong.what.contains(&format!("`{op}")), "{model}: {what}: {}", wrong.what);
@@ -126,12 +126,12 @@ fn a_fault_in_a_program_is_found_and_its_tensor_named() {
     for model in MODELS {
         let compiled = compiled(model);
         let (sharded, whole) = (&compiled.sharded, &compiled.program);
-        let feeds = feeds(&sharded.graph, 3);
+        let feeds = [feeds(&sharded.graph, 3)];
         let wrong = |tampered: &Program| {
             check(sharded, tampered).expect("no rule of form is broken");
-            program(sharded, tampered, &[feeds.clone()], 2).unwrap().expect_err(model).name
+            program(sharded, tampered, &feeds, 2).unwrap().expect_err(model).name
         };
-        assert!(program(sharded, whole, &[feeds.clone()], 2).unwrap().is_ok(), "{model}");
+        assert!(program(sharded, whole, &feeds, 2).unwrap().is_ok(), "{model}");
         // A forward kernel is seen first in what the host gets first, the logits; a backward one in some gradient.
         let forward = tampered(whole, Kind::Forward, |_| true);
         assert_eq!(wrong(&forward), "logits", "{model}");

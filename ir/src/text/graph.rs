@@ -8,7 +8,7 @@ use std::fmt;
 
 use super::scan::{Scan, parse_shape, show_shape};
 use super::{ParseError, code, tables};
-use crate::graph::{Constraint, Loss, Mark, Tag};
+use crate::graph::{Constraint, Loss, Mark, Recompute, Tag};
 use crate::rows::Strategy;
 use crate::sharded::Reshard;
 use crate::{
@@ -57,6 +57,9 @@ fn write_tables(graph: &Graph, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     graph.states.iter().try_for_each(|s| writeln!(f, "{}", tables::show_state(s)))?;
     if graph.dump {
         writeln!(f, "dump")?;
+    }
+    if graph.recompute != Recompute::None {
+        writeln!(f, "recompute {}", graph.recompute.name())?;
     }
     if graph.scatters {
         writeln!(f, "scatters")?;
@@ -237,6 +240,11 @@ impl Read {
             "state" => self.graph.states.push(tables::parse_state(rest)?),
             "adamw" => self.graph.optimizer = Some(tables::parse_adamw(rest)?),
             "dump" if rest.is_empty() => self.graph.dump = true,
+            "recompute" => {
+                let kind = Recompute::ALL.into_iter().find(|r| r.name() == rest);
+                self.graph.recompute =
+                    kind.ok_or_else(|| format!("`{rest}` is not none, selective or full"))?;
+            }
             "scatters" if rest.is_empty() => self.graph.scatters = true,
             "constrain" => self.constrain(rest)?,
             "copy" => self.copy(rest)?,
