@@ -27,13 +27,12 @@ const SPLITS: [(&str, usize); 7] = [
 /// All of them, with everything that is computed again.
 fn splits() -> impl Iterator<Item = (&'static str, Split)> {
     let again = [Recompute::None, Recompute::Selective, Recompute::Full];
-    let each = SPLITS.iter().enumerate().flat_map(move |(i, (mesh, microbatches))| {
+    SPLITS.iter().enumerate().flat_map(move |(i, (mesh, microbatches))| {
         let of = move |(k, zero): (usize, &Zero)| {
             (*mesh, Split { zero: *zero, microbatches: *microbatches, recompute: again[(i + k) % 3] })
         };
         ZERO.iter().enumerate().map(of)
-    });
-    each
+    })
 }
 
 #[test]
