@@ -120,12 +120,12 @@ pub struct SplitArgs {
     /// What the backward pass computes again instead of keeping it: the inside of attention, or all of a layer
     #[arg(long, value_enum, default_value_t = Again::None)]
     pub recompute: Again,
-    /// Compute type
-    #[arg(long, value_name = "f32|bf16", hide = true)]
-    pub dtype: Option<String>,
-    /// The type in which gradients are sent
-    #[arg(long, value_name = "f32|bf16", hide = true)]
-    pub grad_dtype: Option<String>,
+    /// Compute type: bf16 keeps parameters and activations in bf16, and a master of each parameter in f32
+    #[arg(long, value_enum, default_value_t = Float::F32)]
+    pub dtype: Float,
+    /// The type in which gradients of parameters are kept and sent; several micro-batches are summed in f32
+    #[arg(long, value_enum, default_value_t = Float::F32)]
+    pub grad_dtype: Float,
     /// Which model dimension goes to which axes, a rule a line: `f = tp`, `lm_head.weight: d = tp even`
     #[arg(long, value_name = "FILE")]
     pub rules: Option<PathBuf>,
@@ -155,6 +155,15 @@ pub enum Again {
     Selective,
     /// All but what goes from layer to layer.
     Full,
+}
+
+/// A type of numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Float {
+    /// 32 bits.
+    F32,
+    /// 16 bits, with the range of f32.
+    Bf16,
 }
 
 /// When gradients are synchronised over ranks.

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use ir::program::Program;
 use ir::state::{Init, Role, State, View};
-use ir::{DType, ShardedGraph};
+use ir::{Name, ShardedGraph};
 use planner::planfile;
 use runtime::data::random::fill_normal;
 use runtime::files::weights::Weights;
@@ -37,20 +37,22 @@ pub(crate) fn fill(
     seed: u64,
 ) -> Result<(), Failure> {
     for state in states {
-        if state.dtype != DType::F32 {
+        if !state.dtype.is_float() {
             local.set_integer(&state.name, 0)?;
             continue;
         }
         let shape = state.shape();
+        // A master starts as its parameter, before that is rounded.
+        let parameter = if let Role::Master(of) = &state.role { of } else { &state.name };
         local.fill_state::<Failure>(&state.name, &mut |ranges, out| match (&state.role, weights) {
-            (Role::Parameter { .. }, Some(weights)) if !state.views.is_empty() => {
+            (Role::Parameter { .. } | Role::Master(_), Some(weights)) if !state.views.is_empty() => {
                 read_piece(weights, state, ranges, out)
             }
-            (Role::Parameter { .. } | Role::Moment(_) | Role::Step, _) => {
+            (Role::Parameter { .. } | Role::Master(_) | Role::Moment(_) | Role::Step, _) => {
                 match state.init {
                     Init::Zeros => out.fill(0.0),
                     Init::Ones => out.fill(1.0),
-                    Init::Normal(std) => fill_normal(seed, &state.name, std as f32, &shape, ranges, out)
+                    Init::Normal(std) => fill_normal(seed, parameter, std as f32, &shape, ranges, out)
                         .map_err(|e| Failure::Run(e.to_string()))?,
                 }
                 Ok(())
@@ -127,8 +129,10 @@ pub(crate) fn put(files: &mut FileTensors, state: &State, whole: &Tensor<f32>) -
 /// All parameters as file tensors.
 pub(crate) fn file_tensors(local: &Local, states: &[State]) -> Result<FileTensors, Failure> {
     let mut files = FileTensors::new();
+    let master = |of: &Name| states.iter().find(|s| matches!(&s.role, Role::Master(p) if p == of));
     for state in states.iter().filter(|s| matches!(s.role, Role::Parameter { .. })) {
-        put(&mut files, state, &local.read_state(&state.name)?)?;
+        let exact = master(&state.name).unwrap_or(state);
+        put(&mut files, state, &local.read_state(&exact.name)?)?;
     }
     Ok(files)
 }

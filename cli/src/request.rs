@@ -4,10 +4,10 @@ use std::collections::HashSet;
 use std::ops::Range;
 use std::path::Path;
 
-use ir::graph::{Mark, NewNode, Recompute};
+use ir::graph::{Mark, NewNode, Precision, Recompute};
 use ir::schedule::Schedule;
-use ir::state::{AdamW, Role};
-use ir::{Graph, Mesh, Name, Op, Places, ShardedGraph, Signature, verify};
+use ir::state::AdamW;
+use ir::{DType, Graph, Mesh, Name, Op, Places, ShardedGraph, Signature, verify};
 use models::{Config, Shape};
 use passes::{Compiled, Trace};
 use planner::choose::{Best, compile, compile_and_tell};
@@ -18,7 +18,7 @@ use planner::rules::{self, Rules};
 use planner::zero::{self, Zero};
 use runtime::data::rows::Rows;
 
-use crate::args::{Again, Mode, SplitArgs, Sync};
+use crate::args::{Again, Float, Mode, SplitArgs, Sync};
 use crate::failure::Failure;
 
 /// A model of the user's own: its name, the usual size of a step, and how it is built.
@@ -93,7 +93,7 @@ pub fn read(origin: &Origin, args: &SplitArgs, fed: Option<Shape>) -> Result<Req
         places.at = rules.apply(&graph, &mesh, places.at)?;
         let ruled = |s: &&ir::state::State| rules.name(&s.name, &s.dims);
         graph.states.iter().filter(ruled).for_each(|s| {
-            let parameter = if let Role::Moment(of) = &s.role { of } else { &s.name };
+            let parameter = s.role.of().unwrap_or(&s.name);
             places.free.remove(parameter);
         });
     }
@@ -105,12 +105,29 @@ pub fn read(origin: &Origin, args: &SplitArgs, fed: Option<Shape>) -> Result<Req
         Some(Sync::Once) if rows.microbatches() > 1 => false,
         Some(Sync::Once) | None => zero >= Zero::Gradients,
     };
+    graph.precision = precision(args, rows.microbatches())?;
     graph.recompute = match args.recompute {
         Again::None => Recompute::None,
         Again::Selective => Recompute::Selective,
         Again::Full => Recompute::Full,
     };
     Ok(Request { title, config, graph, shape, rows, mesh, places, cluster })
+}
+
+/// In which types values are kept; none: all in f32.
+fn precision(args: &SplitArgs, microbatches: usize) -> Result<Option<Precision>, Failure> {
+    let of = |float: Float| if float == Float::F32 { DType::F32 } else { DType::BF16 };
+    match (args.dtype, of(args.grad_dtype)) {
+        (Float::F32, DType::BF16) => Err(Failure::Request(
+            "--grad-dtype bf16 needs --dtype bf16: gradients are no narrower than what they are computed from"
+                .to_string(),
+        )),
+        (Float::F32, _) => Ok(None),
+        (Float::Bf16, gradients) => {
+            let sums = if microbatches > 1 { DType::F32 } else { gradients };
+            Ok(Some(Precision { gradients, sums }))
+        }
+    }
 }
 
 fn read_rules(path: &Path) -> Result<Rules, Failure> {
@@ -161,12 +178,9 @@ fn keep_outputs(graph: &mut Graph) {
 fn not_built(args: &SplitArgs) -> Result<(), Failure> {
     let unless =
         |fine: bool, what: &str| if fine { Ok(()) } else { Err(Failure::NotBuilt(what.to_string())) };
-    let is = |value: &Option<String>, usual: &str| value.as_deref().is_none_or(|v| v == usual);
     unless(args.schedule.is_none(), "--schedule (pipelines)")?;
     unless(args.r#virtual.is_none_or(|v| v == 1), "--virtual above 1 (pipelines)")?;
     unless(args.stages.is_none(), "--stages (pipelines)")?;
-    unless(is(&args.dtype, "f32"), "--dtype other than f32")?;
-    unless(is(&args.grad_dtype, "f32"), "--grad-dtype other than f32")?;
     unless(args.dropout.is_none_or(|p| p == 0.0), "--dropout above 0")?;
     unless(matches!(args.mode, Mode::Train | Mode::Forward), "--mode prefill and decode")?;
     match args.microbatches {

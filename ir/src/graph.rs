@@ -159,6 +159,15 @@ pub struct Constraint {
     pub even: bool,
 }
 
+/// Mixed precision: products and activations are bf16.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Precision {
+    /// The type in which gradients of parameters are kept and sent: f32 or bf16.
+    pub gradients: DType,
+    /// The type in which they are summed over micro-batches.
+    pub sums: DType,
+}
+
 /// What the backward pass computes again, instead of having it kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Recompute {
@@ -208,6 +217,8 @@ pub struct Graph {
     pub follows: Vec<(Value, Name)>,
     /// Whether each micro-batch's gradients are brought to where their moments lie, and only then summed (ZeRO-2).
     pub scatters: bool,
+    /// In which types values are kept, if not all in f32; taken by `precision`.
+    pub precision: Option<Precision>,
     /// What the backward pass computes again; taken by `recompute`.
     pub recompute: Recompute,
     /// Whether the host wants logits and gradients after each step, not only loss, norm and rate.
@@ -300,6 +311,7 @@ impl Rewrite {
             inputs: old.inputs.clone(),
             states: old.states.clone(),
             optimizer: old.optimizer,
+            precision: old.precision,
             recompute: old.recompute,
             ..Graph::default()
         };

@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::rows::{Strategy, layout};
 use crate::schedule::Schedule;
-use crate::state::Role;
 use crate::{Graph, Mesh, Name, Sharding, Value};
 
 /// A value in one more sharding.
@@ -21,7 +20,7 @@ pub struct Reshard {
 pub struct Places {
     /// By name.
     pub at: BTreeMap<Name, Sharding>,
-    /// By parameter where its moments lie, if not as it does.
+    /// By parameter where its moments and its master lie, if not as it does.
     pub moments: BTreeMap<Name, Sharding>,
     /// See [`Decisions::free`].
     pub free: BTreeSet<Name>,
@@ -89,11 +88,7 @@ impl ShardedGraph {
     pub fn new(graph: Graph, mesh: Mesh, places: impl Into<Places>) -> ShardedGraph {
         let Places { at: mut places, moments, free, again, schedule } = places.into();
         for state in &graph.states {
-            let like = if let Role::Moment(of) = &state.role {
-                moments.get(of).or(places.get(of)).cloned()
-            } else {
-                None
-            };
+            let like = state.role.of().and_then(|of| moments.get(of).or(places.get(of))).cloned();
             let place = like.unwrap_or_else(|| Sharding::replicated(state.dims.len()));
             places.entry(state.name.clone()).or_insert(place);
         }

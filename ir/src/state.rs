@@ -30,6 +30,16 @@ pub struct State {
     pub views: Vec<View>,
 }
 
+impl Role {
+    /// The parameter that the optimizer keeps this for.
+    pub fn of(&self) -> Option<&Name> {
+        match self {
+            Role::Moment(of) | Role::Master(of) => Some(of),
+            Role::Parameter { .. } | Role::Step => None,
+        }
+    }
+}
+
 impl State {
     /// The size of each dimension.
     pub fn shape(&self) -> Vec<usize> {
@@ -52,6 +62,8 @@ pub enum Role {
         /// Whether weight decay shrinks it.
         decays: bool,
     },
+    /// The f32 parameter of which a bf16 parameter is what is left.
+    Master(Name),
     /// A running mean that the optimizer keeps of a parameter's gradient.
     Moment(Name),
     /// The number of the step, counted from 0.

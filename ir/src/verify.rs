@@ -322,7 +322,7 @@ fn check_shapes(graph: &Graph, node: &Node, report: &mut impl FnMut(Fault)) {
 }
 
 fn check_types(graph: &Graph, node: &Node, report: &mut impl FnMut(Fault)) {
-    use crate::DType::{Bool, F32, I32, I64, U32};
+    use crate::DType::{self, Bool, F32, I32, I64, U32};
     let arg = |i: usize| node.args.get(i).map(|v| graph.ty(*v).dtype);
     let result = node.results.first().map(|v| graph.ty(*v).dtype);
     let mut needs = |ok: bool, needed: &str| {
@@ -333,11 +333,17 @@ fn check_types(graph: &Graph, node: &Node, report: &mut impl FnMut(Fault)) {
     let same = (0..node.args.len()).all(|i| arg(i) == result);
     let integer = |t| matches!(t, Some(I32 | I64 | U32));
     match &node.op {
-        Op::Einsum { .. } | Op::Add | Op::ReduceMax | Op::Accumulate | Op::Reshard => {
+        Op::Einsum { .. } | Op::Add => {
+            let one = (1..node.args.len()).all(|i| arg(i) == arg(0));
+            let float = |t: Option<DType>| t.is_some_and(DType::is_float);
+            let fits = arg(0) == result || float(arg(0)) && float(result);
+            needs(one && fits, "needs operands of one type, and a result of that or both floats");
+        }
+        Op::ReduceMax | Op::Accumulate | Op::Reshard => {
             needs(same, "needs operands and result of one type");
         }
         Op::Unary(Unary::Stop) => needs(same, "needs operand and result of one type"),
-        Op::Unary(_) => needs(same && result.is_some_and(crate::DType::is_float), "needs floats"),
+        Op::Unary(_) => needs(same && result.is_some_and(DType::is_float), "needs floats"),
         Op::Binary(b) if b.is_comparison() => {
             needs(
                 arg(0) == arg(1) && result == Some(Bool),
@@ -353,14 +359,21 @@ fn check_types(graph: &Graph, node: &Node, report: &mut impl FnMut(Fault)) {
                 "needs a bool and two operands of the result's type",
             );
         }
-        Op::Gather | Op::Scatter => {
+        Op::Gather => {
             needs(
                 arg(0) == result && integer(arg(1)),
                 "needs an index of integers, and operand 0 of the result's type",
             );
         }
+        Op::Scatter => {
+            let floats = arg(0).zip(result).is_some_and(|(a, r)| a.is_float() && r.is_float());
+            needs(
+                (arg(0) == result || floats) && integer(arg(1)),
+                "needs an index of integers, and operand 0 of the result's type or both floats",
+            );
+        }
         Op::TopK => {
-            let floats = arg(0).is_some_and(crate::DType::is_float);
+            let floats = arg(0).is_some_and(DType::is_float);
             needs(floats && result == Some(F32), "needs floats and gives f32");
         }
         Op::Iota => needs(integer(result) || result == Some(F32), "gives integers or f32"),

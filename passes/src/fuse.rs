@@ -31,7 +31,9 @@ pub(crate) fn run(program: &mut Program) {
         inline::run(stage);
         let outside = used_outside(stage);
         for (segment, outside) in stage.segments.iter_mut().zip(&outside) {
-            segment.instructions = fuse(std::mem::take(&mut segment.instructions), outside);
+            for with in [With::Makers, With::Siblings] {
+                segment.instructions = fuse(std::mem::take(&mut segment.instructions), outside, with);
+            }
         }
         buffers::drop_unused(stage);
     }
@@ -51,13 +53,23 @@ fn used_outside(stage: &Stage) -> Vec<Vec<bool>> {
         .collect()
 }
 
+/// Which groups a map joins. First those that make what it reads, so that what is between them is not stored; then whole
+/// groups those that read the same, so that it is loaded once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum With {
+    Makers,
+    Siblings,
+}
+
 /// What is at a place of the new order.
 enum Place {
     Group(Group),
     Other(Instruction),
+    /// A group that went into a later one.
+    Gone,
 }
 
-fn fuse(instructions: Vec<Instruction>, outside: &[bool]) -> Vec<Instruction> {
+fn fuse(instructions: Vec<Instruction>, outside: &[bool], with: With) -> Vec<Instruction> {
     let mut places: Vec<Place> = Vec::new();
     // Where each buffer is made; buffers that are not made in this segment are there from the start.
     let mut made: HashMap<BufferId, usize> = HashMap::new();
@@ -73,7 +85,14 @@ fn fuse(instructions: Vec<Instruction>, outside: &[bool]) -> Vec<Instruction> {
         }
         let reads = instruction.reads();
         let at = match Group::of(&instruction) {
-            Some(single) => join(&mut places, &made, &readers, single),
+            Some(single) => {
+                let at = join(&mut places, &made, &readers, single, with);
+                let makers: Vec<usize> = reads.iter().filter_map(|b| made.get(b)).copied().collect();
+                for from in makers.into_iter().filter(|from| *from < at) {
+                    sink(&mut places, &mut made, &mut readers, from, at);
+                }
+                at
+            }
             None => {
                 places.push(Place::Other(instruction));
                 places.len() - 1
@@ -90,6 +109,7 @@ fn fuse(instructions: Vec<Instruction>, outside: &[bool]) -> Vec<Instruction> {
         .flat_map(|place| match place {
             Place::Other(instruction) => instruction.reads(),
             Place::Group(group) => group.loads(),
+            Place::Gone => Vec::new(),
         })
         .collect();
     let keep = |b: BufferId| outside[b.index()] || needed.contains(&b);
@@ -98,6 +118,7 @@ fn fuse(instructions: Vec<Instruction>, outside: &[bool]) -> Vec<Instruction> {
         .filter_map(|place| match place {
             Place::Other(instruction) => Some(instruction),
             Place::Group(group) => group.finish(&keep),
+            Place::Gone => None,
         })
         .collect()
 }
@@ -108,9 +129,9 @@ fn join(
     made: &HashMap<BufferId, usize>,
     readers: &HashMap<BufferId, Vec<usize>>,
     single: Group,
+    with: With,
 ) -> usize {
     let ready = single.loads().iter().filter_map(|b| made.get(b)).copied().max().unwrap_or(0);
-    // Groups that make an operand first, then those that read one: what both load is then loaded once.
     let mut makers: Vec<usize> = single.loads().iter().filter_map(|b| made.get(b)).copied().collect();
     let mut siblings: Vec<usize> =
         single.loads().iter().filter_map(|b| readers.get(b)).flatten().copied().collect();
@@ -118,7 +139,11 @@ fn join(
         list.sort_unstable_by(|a, b| b.cmp(a));
         list.dedup();
     }
-    let candidates: Vec<usize> = makers.into_iter().chain(siblings).filter(|at| *at >= ready).collect();
+    let near = match with {
+        With::Makers => makers,
+        With::Siblings => makers.into_iter().chain(siblings).collect(),
+    };
+    let candidates: Vec<usize> = near.into_iter().filter(|at| *at >= ready).collect();
     for join in [Group::with, Group::widened_with] {
         for at in &candidates {
             if let Place::Group(group) = &places[*at]
@@ -132,6 +157,36 @@ fn join(
     }
     places.push(Place::Group(single));
     places.len() - 1
+}
+
+/// Moves a group down into a later one that reads what it makes, so that this is not stored, if nothing between them reads
+/// it.
+fn sink(
+    places: &mut [Place],
+    made: &mut HashMap<BufferId, usize>,
+    readers: &mut HashMap<BufferId, Vec<usize>>,
+    from: usize,
+    to: usize,
+) {
+    let (Place::Group(first), Place::Group(last)) = (&places[from], &places[to]) else { return };
+    let (makes, loads) = (first.stores(), first.loads());
+    let between = |at: &usize| from < *at && *at < to;
+    let read = makes.iter().filter_map(|b| readers.get(b)).flatten().any(between);
+    // What it adds to is read where it stands.
+    let adds = loads.iter().any(|b| makes.contains(b));
+    if read || adds || first.steps() + last.steps() > MOST_STEPS {
+        return;
+    }
+    let Some(joined) = first.with(last) else { return };
+    places[to] = Place::Group(joined);
+    places[from] = Place::Gone;
+    for b in makes {
+        made.insert(b, to);
+    }
+    for b in loads {
+        let all = readers.entry(b).or_default();
+        all.iter_mut().filter(|at| **at == from).for_each(|at| *at = to);
+    }
 }
 
 /// The map of a launch, if it is one.

@@ -14,6 +14,7 @@ mod fuse;
 mod lower;
 mod optimizer;
 mod place;
+mod precision;
 mod recompute;
 mod reshard;
 mod simplify;
@@ -43,6 +44,8 @@ pub const GRAPH: &[Pass<Graph>] = &[
     Pass { name: "optimizer", run: optimizer::run },
     // Takes taps away before `simplify` drops what only they used.
     Pass { name: "untap", run: untap::run },
+    // Behind the optimizer, whose update stays in f32; its casts are for `simplify` to merge.
+    Pass { name: "precision", run: precision::run },
     // Since the passes before write for clarity: what is written twice is computed once.
     Pass { name: "simplify", run: simplify::run },
     // Behind `simplify`, which would undo it.

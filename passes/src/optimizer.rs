@@ -83,8 +83,9 @@ fn sum_at_once(graph: &mut Graph) {
 
 /// What the update of every parameter shares.
 struct Shared {
-    /// What a gradient is multiplied with so that the global norm is at most what was asked.
-    clip: Option<Tensor>,
+    /// What a summed gradient is multiplied with: one over the count, and less where the global norm is above what was
+    /// asked.
+    factor: Tensor,
     /// The negative rate over 1 - beta1^t.
     rate: Tensor,
     /// 1 / sqrt(1 - beta2^t).
@@ -110,24 +111,27 @@ fn update(m: &mut Model, a: &AdamW, gradients: &[(Name, Value)], inverse: &Tenso
             let dims = state_dims(m, name);
             m.layer(layers[v.index()]);
             let sum = m.accumulate(&Tensor { value: *v, dims });
+            // Only for the tap: norm and update take the sum, so that nothing as large is kept.
             let mean = m.mul(&[&sum, inverse]);
             m.tap(&format!("grad.{name}"), &mean);
-            (name.clone(), mean)
+            (name.clone(), sum)
         })
         .collect();
     m.layer(0);
     let squares: Vec<Tensor> = grads.iter().map(|(_, g)| m.einsum("", &[g, g])).collect();
     let square = m.add(&squares.iter().collect::<Vec<_>>());
     let norm = m.unary(Unary::Sqrt, &square);
+    let norm = m.mul(&[&norm, inverse]);
     m.tap("grad_norm", &norm);
-    let clip = a.clip.map(|clip| {
+    let factor = a.clip.map_or(inverse.clone(), |clip| {
         let norm = m.offset(&norm, 1e-6);
         let limit = m.constant(clip, DType::F32);
         let ratio = m.div(&limit, &norm);
         let one = m.constant(1.0, DType::F32);
-        m.binary(Binary::Min, &ratio, &one)
+        let clip = m.binary(Binary::Min, &ratio, &one);
+        m.mul(&[&clip, inverse])
     });
-    let shared = shared(m, a, &step, clip);
+    let shared = shared(m, a, &step, factor);
     for ((name, gradient), (_, v)) in grads.iter().zip(gradients) {
         m.layer(layers[v.index()]);
         adamw(m, a, name, gradient, &shared);
@@ -144,7 +148,7 @@ fn state_dims(m: &Model, name: &str) -> Vec<Name> {
 
 /// The rate, and the bias corrections (Kingma and Ba, "Adam", section 3): 1 - beta^t is -expm1(t log beta), exact for
 /// beta near 1.
-fn shared(m: &mut Model, a: &AdamW, step: &Tensor, clip: Option<Tensor>) -> Shared {
+fn shared(m: &mut Model, a: &AdamW, step: &Tensor, factor: Tensor) -> Shared {
     let step = m.cast(step, DType::F32);
     let t = m.offset(&step, 1.0);
     let lr = rate(m, a, &step, &t);
@@ -161,7 +165,7 @@ fn shared(m: &mut Model, a: &AdamW, step: &Tensor, clip: Option<Tensor>) -> Shar
     let root = m.unary(Unary::Rsqrt, &second);
     let decay = m.scale(-a.weight_decay, &lr);
     let keep = m.offset(&decay, 1.0);
-    Shared { clip, rate, root, keep }
+    Shared { factor, rate, root, keep }
 }
 
 /// lr (step + 1) / warmup while warming up, then min + (lr - min) (1 + cos(pi (step - warmup) / (steps - warmup))) / 2.
@@ -202,7 +206,7 @@ fn adamw(m: &mut Model, a: &AdamW, name: &Name, gradient: &Tensor, shared: &Shar
     let (first, second) = (kept(FIRST), kept(SECOND));
     let decays = matches!(state.role, Role::Parameter { decays: true, .. }) && a.weight_decay != 0.0;
     m.composite("adamw", |m| {
-        let g = shared.clip.as_ref().map_or(gradient.clone(), |clip| m.mul(&[gradient, clip]));
+        let g = m.mul(&[gradient, &shared.factor]);
         let dims = g.dims.join(" ");
         let mean = |m: &mut Model, old: &Tensor, new: &[&Tensor], beta: f64| {
             let old = m.scale(beta, old);

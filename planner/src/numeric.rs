@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use ir::program::Program;
 use ir::state::{Init, Input, Role};
 use ir::{DType, Graph, Name, Op, ShardedGraph, Value};
+use runtime::cpu::cast;
 use runtime::data::random::{below, normal, stream_of};
 use runtime::local::{HostTensor, Local, RunError, Taps};
 use runtime::lockstep::{self, Feeds, Kernel, assemble, one_device_over};
@@ -19,6 +20,9 @@ const LOCKSTEP: f64 = 1e-10;
 /// How far f32 may take what a step leaves behind from f64, as a share of a tensor's largest number. AdamW turns rounding
 /// in a gradient near 0 into a step of the whole rate, so parameters get that much more.
 const PROGRAM: f64 = 2e-4;
+
+/// The same where activations are bf16, of 8 bits: a gradient is a sum of products that each passed some of them.
+const MIXED: f64 = 5e-2;
 
 /// A value that is wrong.
 #[derive(Clone, Debug, PartialEq)]
@@ -70,11 +74,13 @@ pub fn program(
 ) -> Result<Result<usize, Wrong>, RunError> {
     let graph = &sharded.graph;
     let want = one_device_over(graph, feeds);
+    let mixed = graph.values.iter().any(|v| v.dtype == DType::BF16);
+    let limit = if mixed { MIXED } else { PROGRAM };
     let mut local = Local::new(program, workers)?;
     for state in &graph.states {
         let whole = &feeds[0][&state.name];
         match state.dtype {
-            DType::F32 => local.fill_state::<RunError>(&state.name, &mut |ranges, out| {
+            DType::F32 | DType::BF16 => local.fill_state::<RunError>(&state.name, &mut |ranges, out| {
                 let mut piece = whole.clone();
                 for (dim, range) in ranges.iter().enumerate() {
                     piece = piece.slice(dim, range.clone());
@@ -83,7 +89,7 @@ pub fn program(
                 Ok(())
             })?,
             DType::I32 => local.set_integer(&state.name, whole.data[0] as i32)?,
-            DType::F64 | DType::F16 | DType::BF16 | DType::I64 | DType::U32 | DType::Bool => {}
+            DType::F64 | DType::F16 | DType::I64 | DType::U32 | DType::Bool => {}
         }
     }
     let host = |feeds: &Feeds<f64>| {
@@ -108,16 +114,19 @@ pub fn program(
     local.step(&host, &mut taps)?;
     let mut compared = 0;
     for (name, v) in &tapped {
-        if let Some(wrong) = taps.get(name).and_then(|t| differs(name, t, &want[v.index()], PROGRAM)) {
+        if let Some(wrong) = taps.get(name).and_then(|t| differs(name, t, &want[v.index()], limit)) {
             return Ok(Err(wrong));
         }
         compared += 1;
     }
     for node in &graph.nodes {
         let Op::Assign(name) = &node.op else { continue };
-        let Some(state) = graph.state(name).filter(|s| s.dtype == DType::F32) else { continue };
+        let Some(state) = graph.state(name).filter(|s| s.dtype.is_float()) else { continue };
         let found = local.read_state(name)?;
-        let slack = if matches!(state.role, Role::Parameter { .. }) { 10.0 * PROGRAM } else { PROGRAM };
+        let slack = match state.role {
+            Role::Parameter { .. } | Role::Master(_) => 10.0 * limit,
+            Role::Moment(_) | Role::Step => limit,
+        };
         if let Some(wrong) = differs(name, &found, &want[node.args[0].index()], slack) {
             return Ok(Err(wrong));
         }
@@ -151,25 +160,26 @@ pub fn feeds(graph: &Graph, seed: u64) -> Feeds<f64> {
     let mut feeds: Feeds<f64> = BTreeMap::new();
     for state in &graph.states {
         let shape = state.shape();
-        let stream = stream_of(&state.name);
+        let parameter = if let Role::Master(of) = &state.role { of } else { &state.name };
+        let stream = stream_of(parameter);
         let value = match (&state.role, state.init) {
             (Role::Step, _) => Tensor::full(&shape, 3.0),
             // Moments of an earlier step; a mean of squares is never below 0.
             (Role::Moment(_), _) => {
                 Tensor::from_fn(&shape, |i| 1e-3 * f64::from(normal(seed, stream, i as u64)).abs())
             }
-            (Role::Parameter { .. }, Init::Zeros) => {
+            (Role::Parameter { .. } | Role::Master(_), Init::Zeros) => {
                 Tensor::from_fn(&shape, |i| 0.1 * f64::from(normal(seed, stream, i as u64)))
             }
-            (Role::Parameter { .. }, Init::Ones) => {
+            (Role::Parameter { .. } | Role::Master(_), Init::Ones) => {
                 Tensor::from_fn(&shape, |i| 1.0 + 0.1 * f64::from(normal(seed, stream, i as u64)))
             }
-            (Role::Parameter { .. }, Init::Normal(std)) => {
+            (Role::Parameter { .. } | Role::Master(_), Init::Normal(std)) => {
                 let std = std.max(0.1);
                 Tensor::from_fn(&shape, |i| std * f64::from(normal(seed, stream, i as u64)))
             }
         };
-        feeds.insert(state.name.clone(), value);
+        feeds.insert(state.name.clone(), rounded(value, state.dtype));
     }
     let limits = limits(graph);
     for input in &graph.inputs {
@@ -191,6 +201,14 @@ pub fn feeds(graph: &Graph, seed: u64) -> Feeds<f64> {
         feeds.insert(input.name.clone(), value);
     }
     feeds
+}
+
+/// As the element type holds it.
+fn rounded(mut tensor: Tensor<f64>, dtype: DType) -> Tensor<f64> {
+    if dtype.is_float() && dtype.bytes() < DType::F32.bytes() {
+        tensor.data.iter_mut().for_each(|x| *x = cast(dtype, *x));
+    }
+    tensor
 }
 
 /// For each input that is an index, the smallest dimension that it looks up in.

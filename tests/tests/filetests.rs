@@ -23,7 +23,7 @@ macro_rules! passes {
     };
 }
 
-passes! { autodiff optimizer untap simplify recompute atoms constrain choose reshard lower fuse assign place }
+passes! { autodiff optimizer untap precision simplify recompute atoms constrain choose reshard lower fuse assign place }
 
 fn read(path: &Path) -> String {
     std::fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
@@ -311,7 +311,10 @@ const WRONG_LINES: &[(&str, &str)] = &[
     ),
     ("input y f32 [a=4]", "expected `:` before `f32 [a=4]`"),
     ("input y : f32 [a]", "expected `=` before `]`"),
-    ("state u : f32 [a=4] buffer zeros", "a state is a parameter, a moment or the step, not `buffer`"),
+    (
+        "state u : f32 [a=4] buffer zeros",
+        "a state is a parameter, a master, a moment or the step, not `buffer`",
+    ),
     ("state u : f32 [a=4] parameter(trained) zeros", "a parameter is trainable or decays, not `trained`"),
     ("state u : f32 [a=4] parameter() random", "a state starts as zeros, ones or normal(s), not `random`"),
     ("state u : f32 [a=4] step zeros of u", "unexpected `of u`"),

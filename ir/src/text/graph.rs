@@ -8,7 +8,7 @@ use std::fmt;
 
 use super::scan::{Scan, parse_shape, show_shape};
 use super::{ParseError, code, tables};
-use crate::graph::{Constraint, Loss, Mark, Recompute, Tag};
+use crate::graph::{Constraint, Loss, Mark, Precision, Recompute, Tag};
 use crate::rows::Strategy;
 use crate::sharded::Reshard;
 use crate::{
@@ -57,6 +57,9 @@ fn write_tables(graph: &Graph, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     graph.states.iter().try_for_each(|s| writeln!(f, "{}", tables::show_state(s)))?;
     if graph.dump {
         writeln!(f, "dump")?;
+    }
+    if let Some(Precision { gradients, sums }) = graph.precision {
+        writeln!(f, "precision bf16 gradients={gradients} sums={sums}")?;
     }
     if graph.recompute != Recompute::None {
         writeln!(f, "recompute {}", graph.recompute.name())?;
@@ -240,6 +243,13 @@ impl Read {
             "state" => self.graph.states.push(tables::parse_state(rest)?),
             "adamw" => self.graph.optimizer = Some(tables::parse_adamw(rest)?),
             "dump" if rest.is_empty() => self.graph.dump = true,
+            "precision" => {
+                let wrong = "precision reads `precision bf16 gradients=f32 sums=f32`";
+                let types = rest.strip_prefix("bf16 gradients=").and_then(|r| r.split_once(" sums="));
+                let (gradients, sums) = types.ok_or(wrong)?;
+                let (gradients, sums) = (gradients.parse()?, sums.parse()?);
+                self.graph.precision = Some(Precision { gradients, sums });
+            }
             "recompute" => {
                 let kind = Recompute::ALL.into_iter().find(|r| r.name() == rest);
                 self.graph.recompute =

@@ -40,6 +40,7 @@ pub(super) fn show_state(state: &State) -> String {
             format!("parameter({})", flags.join(", "))
         }
         Role::Moment(of) => format!("moment({of})"),
+        Role::Master(of) => format!("master({of})"),
         Role::Step => "step".to_string(),
     };
     let init = match state.init {
@@ -82,8 +83,14 @@ pub(super) fn parse_state(text: &str) -> Result<State, String> {
             scan.expect("(")?;
             Role::Moment(scan.until(")")?.into())
         }
+        "master" => {
+            scan.expect("(")?;
+            Role::Master(scan.until(")")?.into())
+        }
         "step" => Role::Step,
-        other => return Err(format!("a state is a parameter, a moment or the step, not `{other}`")),
+        other => {
+            return Err(format!("a state is a parameter, a master, a moment or the step, not `{other}`"));
+        }
     };
     let init = match scan.word()? {
         "zeros" => Init::Zeros,

@@ -39,6 +39,11 @@ impl Group {
         self.reads.iter().map(|(b, _)| *b).collect()
     }
 
+    /// The buffers that it stores.
+    pub(super) fn stores(&self) -> Vec<BufferId> {
+        self.writes.iter().map(|(b, _)| *b).collect()
+    }
+
     /// Where it stores a buffer, and what.
     fn stored(&self, buffer: BufferId) -> Option<(&Access, Register)> {
         let write = self.writes.iter().position(|(b, _)| *b == buffer)?;
@@ -186,7 +191,9 @@ impl Group {
                     let access = rename(&access);
                     if self.makes(buffer) {
                         let (stored, of) = self.stored(buffer)?;
-                        if *stored != access || rounds(dtype) {
+                        // What was cast before it was stored is the same when it is loaded.
+                        let exact = matches!(self.map.steps[of], Step::Cast(to, _) if to == dtype);
+                        if *stored != access || rounds(dtype) && !exact {
                             return None;
                         }
                         registers.push(of);

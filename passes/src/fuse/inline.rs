@@ -1,8 +1,9 @@
-//! Maps that read nothing and do next to nothing (a constant, an index) are computed again by each map that uses them,
+//! Maps that do next to nothing (a constant, an index, a cast to f32) are computed again by each map that uses them,
 //! instead of being stored.
 
 use std::collections::{HashMap, HashSet};
 
+use ir::DType;
 use ir::kernel::{Body, Map, Step};
 use ir::program::{BufferId, Instruction, Stage};
 
@@ -14,10 +15,18 @@ pub(super) fn run(stage: &mut Stage) {
     let mut writers: HashMap<BufferId, usize> = HashMap::new();
     let writes = stage.segments.iter().flat_map(|s| &s.instructions).flat_map(Instruction::writes);
     writes.for_each(|b| *writers.entry(b).or_default() += 1);
-    for instruction in stage.segments.iter_mut().flat_map(|s| &mut s.instructions) {
+    let mut wide: HashMap<BufferId, (usize, BufferId)> = HashMap::new();
+    let segments = stage.segments.iter_mut().enumerate();
+    for (segment, instruction) in segments.flat_map(|(i, s)| s.instructions.iter_mut().map(move |x| (i, x))) {
         if let Instruction::Launch { kernel, reads, .. } = instruction
             && let Body::Map(map) = &mut kernel.body
         {
+            // A number that is loaded is f32 in its register, whatever it was in memory.
+            for (read, dtype) in reads.iter_mut().zip(&mut kernel.reads) {
+                if let Some((_, source)) = wide.get(read).filter(|(at, _)| *at == segment) {
+                    (*read, *dtype) = (*source, stage.buffers[source.index()].dtype);
+                }
+            }
             let mut i = 0;
             while i < reads.len() {
                 let source = small.get(&reads[i]).filter(|s| takes(map, reads, reads[i], s));
@@ -39,13 +48,32 @@ pub(super) fn run(stage: &mut Stage) {
         {
             small.insert(to, map.clone());
         }
+        if let Some((from, to)) = widened(instruction)
+            && writers[&to] == 1
+            && writers.get(&from).is_none_or(|n| *n == 1)
+        {
+            wide.insert(to, (segment, from));
+        }
     }
     let read: HashSet<BufferId> =
         stage.segments.iter().flat_map(|s| &s.instructions).flat_map(Instruction::reads).collect();
     for segment in &mut stage.segments {
-        let unread = |b: &BufferId| small.contains_key(b) && !read.contains(b);
+        let unread = |b: &BufferId| (small.contains_key(b) || wide.contains_key(b)) && !read.contains(b);
         segment.instructions.retain(|i| !i.writes().iter().any(unread));
     }
+}
+
+/// What a launch reads and writes that only casts a narrower float to f32, element by element.
+fn widened(instruction: &Instruction) -> Option<(BufferId, BufferId)> {
+    let (kernel, map) = map_of(instruction)?;
+    let [Step::Load { access: from, .. }, Step::Cast(DType::F32, 0), Step::Store { access: to, of: 1, .. }] =
+        &map.steps[..]
+    else {
+        return None;
+    };
+    let narrow = kernel.reads[0].is_float() && kernel.reads[0].bytes() < DType::F32.bytes();
+    let ([read], [write]) = (&instruction.reads()[..], &instruction.writes()[..]) else { return None };
+    (narrow && from == to).then_some((*read, *write))
 }
 
 /// Whether every use of the operand is a plain load.

@@ -7,7 +7,6 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use ir::rows::Strategy;
-use ir::state::Role;
 use ir::{Axis, DType, Name, Op, Part, Reshard, ShardedGraph, Sharding, Value};
 use rustc_hash::FxHashMap;
 
@@ -157,7 +156,7 @@ impl<'a> Choice<'a> {
             let state = if let Op::State(name) | Op::Assign(name) = &first.op { Some(name) } else { follows };
             let var = if let Some(name) = state {
                 let role = graph.state(name).map(|s| &s.role);
-                let parameter = if let Some(Role::Moment(of)) = role { of } else { name };
+                let parameter = role.and_then(|r| r.of()).unwrap_or(name);
                 *of_parameter.entry(parameter).or_insert_with(|| self.network.variable(values))
             } else {
                 self.network.variable(values)

@@ -17,7 +17,7 @@ pub fn of(sharded: &ShardedGraph, state: &State) -> Vec<Sharding> {
     let mine = given(sharded, &state.name);
     let parameter = match &state.role {
         Role::Parameter { .. } => state,
-        Role::Moment(of) => match sharded.graph.state(of) {
+        Role::Moment(of) | Role::Master(of) => match sharded.graph.state(of) {
             Some(parameter) if parameter.shape() == state.shape() => parameter,
             Some(_) | None => return vec![mine],
         },

@@ -15,6 +15,9 @@ mod scatter;
 mod tests;
 pub mod time;
 mod top_k;
+mod widened;
+
+pub use convert::cast;
 
 use ir::kernel::{Body, Kernel};
 use ir::{DType, Reduce};
@@ -54,8 +57,8 @@ pub struct Compiled {
 
 enum Plan {
     Map(map::Plan),
-    Contract(contract::Plan),
-    Scatter(scatter::Plan),
+    Contract(contract::Plan, widened::Plan),
+    Scatter(scatter::Plan, widened::Plan),
     TopK(top_k::Plan),
 }
 
@@ -74,20 +77,29 @@ pub fn compile(kernel: &Kernel, mesh: &ir::Mesh, at: &[usize]) -> Result<Compile
             Err(KernelError::DType { body, operand, needed: "f32", found })
         }
     };
+    let float = |body, operand, found| match found {
+        DType::F32 | DType::BF16 => Ok(()),
+        DType::F64 | DType::F16 | DType::I64 | DType::I32 | DType::U32 | DType::Bool => {
+            Err(KernelError::DType { body, operand, needed: "f32 or bf16", found })
+        }
+    };
     let plan = match &kernel.body {
         Body::Map(map) if map.steps.iter().any(|s| s.reduce() == Some(Reduce::Top)) => {
             return Err(KernelError::Pairs);
         }
         Body::Map(map) => Plan::Map(map::plan(kernel, map, mesh, at)),
         Body::Contract(contract) => {
-            f32_only("contraction", "first operand", kernel.reads[0])?;
-            f32_only("contraction", "second operand", kernel.reads[1])?;
-            f32_only("contraction", "result", kernel.writes[0])?;
-            Plan::Contract(contract::plan(contract, mesh, at))
+            float("contraction", "first operand", kernel.reads[0])?;
+            float("contraction", "second operand", kernel.reads[1])?;
+            float("contraction", "result", kernel.writes[0])?;
+            let types = [kernel.reads[0], kernel.reads[1], kernel.writes[0]];
+            let widened =
+                widened::plan(&contract.loops, [&contract.a, &contract.b, &contract.out], types, mesh, at);
+            Plan::Contract(contract::plan(contract, mesh, at), widened)
         }
         Body::Scatter(scatter) => {
             f32_only("scatter", "source", kernel.reads[0])?;
-            f32_only("scatter", "result", kernel.writes[0])?;
+            float("scatter", "result", kernel.writes[0])?;
             match kernel.reads[1] {
                 DType::I64 | DType::I32 => {}
                 found @ (DType::F64 | DType::F32 | DType::F16 | DType::BF16 | DType::U32 | DType::Bool) => {
@@ -95,7 +107,15 @@ pub fn compile(kernel: &Kernel, mesh: &ir::Mesh, at: &[usize]) -> Result<Compile
                     return Err(KernelError::DType { body, operand, needed, found });
                 }
             }
-            Plan::Scatter(scatter::plan(scatter, kernel.reads[1], mesh, at))
+            let types = [DType::F32, DType::F32, kernel.writes[0]];
+            let widened = widened::plan(
+                &scatter.loops,
+                [&scatter.source, &scatter.index, &scatter.out],
+                types,
+                mesh,
+                at,
+            );
+            Plan::Scatter(scatter::plan(scatter, kernel.reads[1], mesh, at), widened)
         }
         Body::TopK(top) => {
             f32_only("top-k", "result", kernel.writes[0])?;
@@ -111,7 +131,8 @@ impl Compiled {
         match &self.plan {
             // The start of the scratch may have to be rounded up.
             Plan::Map(plan) => plan.scratch_bytes() + 63,
-            Plan::Contract(_) | Plan::Scatter(_) | Plan::TopK(_) => 0,
+            Plan::Contract(_, widened) | Plan::Scatter(_, widened) => widened.scratch_bytes() + 63,
+            Plan::TopK(_) => 0,
         }
     }
 
@@ -119,8 +140,8 @@ impl Compiled {
     pub fn flops(&self) -> f64 {
         match &self.plan {
             Plan::Map(plan) => plan.flops(),
-            Plan::Contract(plan) => plan.flops(),
-            Plan::Scatter(plan) => plan.flops(),
+            Plan::Contract(plan, _) => plan.flops(),
+            Plan::Scatter(plan, _) => plan.flops(),
             Plan::TopK(plan) => plan.flops(),
         }
     }
@@ -144,8 +165,18 @@ impl Compiled {
                     let start = scratch.as_mut_ptr();
                     plan.run(reads, writes, start.add(start.align_offset(64)));
                 }
-                Plan::Contract(plan) => plan.run(reads[0].cast(), reads[1].cast(), writes[0].cast()),
-                Plan::Scatter(plan) => plan.run(reads[0].cast(), reads[1], writes[0].cast()),
+                Plan::Contract(plan, widened) => {
+                    let start = scratch.as_mut_ptr();
+                    let start = start.add(start.align_offset(64));
+                    widened.run([reads[0], reads[1]], writes[0], start, |a, b, out| plan.run(a, b, out));
+                }
+                Plan::Scatter(plan, widened) => {
+                    let start = scratch.as_mut_ptr();
+                    let start = start.add(start.align_offset(64));
+                    widened.run([reads[0], reads[1]], writes[0], start, |source, index, out| {
+                        plan.run(source, index.cast(), out);
+                    });
+                }
                 Plan::TopK(plan) => plan.run(reads[0], writes[0].cast()),
             }
         }

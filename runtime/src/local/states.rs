@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
 use ir::program::{Buffer, BufferId, Region as Life, Stage};
 use ir::{DType, Name};
 
@@ -25,19 +26,20 @@ fn find<'a>(stage: &'a Stage, name: &str) -> Result<(BufferId, &'a Buffer), RunE
 }
 
 impl Local {
-    /// Fills an f32 state on every rank. `fill` is called once for each different piece, with its global ranges and its
+    /// Fills a state of f32 or bf16 on every rank; bf16 is rounded from f32. `fill` is called once for each different piece, with its global ranges and its
     /// elements, row-major; ranks that hold the same piece get a copy.
     ///
     /// # Errors
-    /// An unknown state or one that is not f32; what `fill` returns.
+    /// An unknown state or one of another type; what `fill` returns.
     pub fn fill_state<E: From<RunError>>(&mut self, name: &str, fill: &mut Fill<E>) -> Result<(), E> {
         let (mesh, stage) = (&self.program.mesh, &self.program.stages[0]);
         let (id, buffer) = find(stage, name)?;
-        if buffer.dtype != DType::F32 {
+        if !matches!(buffer.dtype, DType::F32 | DType::BF16) {
             let name = Name::from(name);
-            return Err(RunError::StateType { name, needed: "f32", found: buffer.dtype }.into());
+            return Err(RunError::StateType { name, needed: "f32 or bf16", found: buffer.dtype }.into());
         }
-        let start = stage.address(id, 0);
+        let (start, size) = (stage.address(id, 0), buffer.dtype.bytes());
+        let mut wide: Vec<f32> = Vec::new();
         for rank in 0..mesh.ranks() {
             let mut at = mesh.coordinate(rank);
             let ranges = region(&buffer.shape, &buffer.sharding, mesh, &at);
@@ -46,11 +48,18 @@ impl Local {
                 continue;
             }
             // SAFETY: the buffer lies in the arena, is aligned, and no step runs.
-            let piece = unsafe {
-                std::slice::from_raw_parts_mut(self.arenas[rank].start().add(start).cast::<f32>(), n)
-            };
+            let piece =
+                unsafe { std::slice::from_raw_parts_mut(self.arenas[rank].start().add(start), n * size) };
             if is_first(&buffer.sharding, mesh, &at) {
-                fill(&ranges, piece)?;
+                if buffer.dtype == DType::F32 {
+                    fill(&ranges, bytemuck::cast_slice_mut(piece))?;
+                    continue;
+                }
+                wide.resize(n, 0.0);
+                fill(&ranges, &mut wide)?;
+                let narrow: &mut [half::bf16] =
+                    bytemuck::cast_slice_mut::<u8, u16>(piece).reinterpret_cast_mut();
+                narrow.convert_from_f32_slice(&wide);
                 continue;
             }
             for axis in mesh.all().filter(|a| !buffer.sharding.dims.iter().any(|axes| axes.contains(a))) {
@@ -58,7 +67,7 @@ impl Local {
             }
             let first = self.arenas[mesh.rank(&at)].start();
             // SAFETY: as above; it is another rank's arena, and its rank is lower, so it is filled.
-            piece.copy_from_slice(unsafe { std::slice::from_raw_parts(first.add(start).cast::<f32>(), n) });
+            piece.copy_from_slice(unsafe { std::slice::from_raw_parts(first.add(start), n * size) });
         }
         Ok(())
     }

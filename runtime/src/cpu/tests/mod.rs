@@ -232,9 +232,12 @@ fn nan_goes_through() {
 fn an_element_type_without_code_is_an_error() {
     let contract = Contract { loops: loops(&[2]), a: of(&[0]), b: of(&[0]), out: of(&[0]), scale: 1.0 };
     let body = Body::Contract(contract);
-    let kernel = Kernel { reads: vec![DType::F32, DType::BF16], writes: vec![DType::F32], body };
+    let kernel = Kernel { reads: vec![DType::F32, DType::F16], writes: vec![DType::F32], body };
     let error = compile(&kernel, &Mesh::default(), &[]).map(|_| ()).unwrap_err();
-    assert_eq!(error.to_string(), "a contraction needs f32 as its second operand on the cpu, but has bf16");
+    assert_eq!(
+        error.to_string(),
+        "a contraction needs f32 or bf16 as its second operand on the cpu, but has f16"
+    );
     let steps = vec![Step::Load { read: 0, access: of(&[0]) }, Step::Row(Reduce::Top, 0)];
     let map = Map { loops: loops(&[2]), row: 1, looked: vec![], steps };
     let kernel = Kernel { reads: vec![DType::F32], writes: vec![], body: Body::Map(map) };
