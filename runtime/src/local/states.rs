@@ -10,10 +10,14 @@ use super::blocks::{Block, elements};
 use super::error::RunError;
 use super::load::{is_first, region, whole};
 use super::numbers;
+use crate::checkpoint::Piece;
 use crate::tensor::Tensor;
 
 /// Writes a piece of a state, row-major, from its global ranges.
 pub type Fill<'a, E> = dyn FnMut(&[Range<usize>], &mut [f32]) -> Result<(), E> + 'a;
+
+/// Writes the bytes of a piece of a state, row-major, from its global ranges.
+pub type FillBytes<'a, E> = dyn FnMut(&[Range<usize>], &mut [u8]) -> Result<(), E> + 'a;
 
 /// The buffer of a state.
 fn find<'a>(stage: &'a Stage, name: &str) -> Result<(BufferId, &'a Buffer), RunError> {
@@ -31,24 +35,32 @@ impl Local {
     /// # Errors
     /// An unknown state or one that is not f32; what `fill` returns.
     pub fn fill_state<E: From<RunError>>(&mut self, name: &str, fill: &mut Fill<E>) -> Result<(), E> {
-        let (mesh, stage) = (&self.program.mesh, &self.program.stages[0]);
-        let (id, buffer) = find(stage, name)?;
+        let (_, buffer) = find(&self.program.stages[0], name)?;
         if buffer.dtype != DType::F32 {
             let name = Name::from(name);
             return Err(RunError::StateType { name, needed: "f32", found: buffer.dtype }.into());
         }
+        // The buffer is aligned to more than an element.
+        self.fill_bytes(name, &mut |ranges, bytes| fill(ranges, bytemuck::cast_slice_mut(bytes)))
+    }
+
+    /// Fills a state of any type on every rank, as `fill_state` does: `fill` gets the bytes of a piece.
+    ///
+    /// # Errors
+    /// An unknown state; what `fill` returns.
+    pub fn fill_bytes<E: From<RunError>>(&mut self, name: &str, fill: &mut FillBytes<E>) -> Result<(), E> {
+        let (mesh, stage) = (&self.program.mesh, &self.program.stages[0]);
+        let (id, buffer) = find(stage, name)?;
         let start = stage.address(id, 0);
         for rank in 0..mesh.ranks() {
             let mut at = mesh.coordinate(rank);
             let ranges = region(&buffer.shape, &buffer.sharding, mesh, &at);
-            let n = elements(&ranges);
+            let n = elements(&ranges) * buffer.dtype.bytes();
             if n == 0 {
                 continue;
             }
-            // SAFETY: the buffer lies in the arena, is aligned, and no step runs.
-            let piece = unsafe {
-                std::slice::from_raw_parts_mut(self.arenas[rank].start().add(start).cast::<f32>(), n)
-            };
+            // SAFETY: the buffer lies in the arena, and no step runs.
+            let piece = unsafe { std::slice::from_raw_parts_mut(self.arenas[rank].start().add(start), n) };
             if is_first(&buffer.sharding, mesh, &at) {
                 fill(&ranges, piece)?;
                 continue;
@@ -58,9 +70,29 @@ impl Local {
             }
             let first = self.arenas[mesh.rank(&at)].start();
             // SAFETY: as above; it is another rank's arena, and its rank is lower, so it is filled.
-            piece.copy_from_slice(unsafe { std::slice::from_raw_parts(first.add(start).cast::<f32>(), n) });
+            piece.copy_from_slice(unsafe { std::slice::from_raw_parts(first.add(start), n) });
         }
         Ok(())
+    }
+
+    /// Every different piece of every state, by the first rank that has it: what a checkpoint holds.
+    pub fn pieces(&self) -> Vec<Piece<'_>> {
+        let (mesh, stage) = (&self.program.mesh, &self.program.stages[0]);
+        let mut pieces = Vec::new();
+        for (i, buffer) in stage.buffers.iter().enumerate() {
+            let Some(state) = buffer.state.as_ref().filter(|_| buffer.region == Life::State) else {
+                continue;
+            };
+            for rank in 0..mesh.ranks() {
+                let at = mesh.coordinate(rank);
+                let ranges = region(&buffer.shape, &buffer.sharding, mesh, &at);
+                if elements(&ranges) > 0 && is_first(&buffer.sharding, mesh, &at) {
+                    let (state, bytes) = (state.to_string(), self.piece(BufferId(i as u32), rank));
+                    pieces.push(Piece { state, dtype: buffer.dtype, rank, ranges, bytes });
+                }
+            }
+        }
+        pieces
     }
 
     /// A state, whole, from the first rank that has each piece. Other element types come as f32.
