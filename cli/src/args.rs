@@ -38,7 +38,7 @@ pub enum Command {
     Check(CheckArgs),
     /// Plan, check and run training steps
     Train(Box<TrainArgs>),
-    /// Write a model as Hugging Face files
+    /// Write a checkpoint or a model as Hugging Face files
     Export(ExportArgs),
     /// Text to token ids
     Data(DataArgs),
@@ -242,8 +242,16 @@ pub struct CheckArgs {
     pub seed: u64,
 }
 
+/// What the help of `meshc train` ends with.
+const TRAIN_EXAMPLES: &str = "\
+Examples:
+  meshc train ./gpt2 --mesh dp=4 --zero 3 --data text.npy --seq 128 --steps 2000 --checkpoint run --every 100
+  meshc train ./gpt2 --mesh tp=2 --data text.npy --seq 128 --steps 2000 --checkpoint run --every 100 --resume
+The second goes on, on another mesh, where the first was stopped.";
+
 /// `meshc train`.
 #[derive(Debug, Args)]
+#[command(after_help = TRAIN_EXAMPLES)]
 pub struct TrainArgs {
     /// How to split.
     #[command(flatten)]
@@ -296,14 +304,17 @@ pub struct TrainArgs {
     /// At the end: config.json and model.safetensors
     #[arg(long, value_name = "DIR")]
     pub save: Option<PathBuf>,
-    /// Sharded checkpoints
-    #[arg(long, value_name = "DIR", hide = true)]
+    /// Sharded checkpoints: at the end, at SIGINT and SIGTERM, and as --every says
+    #[arg(long, value_name = "DIR")]
     pub checkpoint: Option<PathBuf>,
-    /// Steps between checkpoints
-    #[arg(long, value_name = "N", hide = true)]
+    /// Steps between checkpoints, as in `--checkpoint out --every 100`
+    #[arg(long, value_name = "N", requires = "checkpoint")]
     pub every: Option<usize>,
-    /// Go on from the last checkpoint
-    #[arg(long, hide = true)]
+    /// Checkpoints that stay; older ones are removed
+    #[arg(long, value_name = "K", default_value_t = 2, requires = "checkpoint")]
+    pub keep: usize,
+    /// Go on from the newest checkpoint, on this mesh or another; from the start if there is none
+    #[arg(long, requires = "checkpoint")]
     pub resume: bool,
     /// Token ids for evaluation
     #[arg(long, value_name = "F.npy", hide = true)]
@@ -318,8 +329,12 @@ pub struct TrainArgs {
 
 /// `meshc export`.
 #[derive(Debug, Args)]
+#[command(
+    after_help = "Example:\n  meshc export run/step-000400 -o out     what `train --save out` writes at step 400"
+)]
 pub struct ExportArgs {
-    /// A folder with config.json and weights, or a config.json, whose model is then initialised
+    /// A checkpoint, or a folder of them, whose newest is taken; a folder with config.json and weights; or a config.json,
+    /// whose model is then initialised
     pub model: PathBuf,
     /// Where to
     #[arg(short, long, value_name = "DIR")]
@@ -369,6 +384,8 @@ pub struct BenchArgs {
 pub enum BenchCommand {
     /// Training steps on random tokens, as a share of this machine's own rate of matrix products
     Step(Box<StepArgs>),
+    /// Writing a checkpoint, as a share of a plain write to the same disk
+    Checkpoint(CheckpointArgs),
     /// Collectives (not built yet)
     #[command(hide = true)]
     Collectives(Later),
@@ -389,6 +406,24 @@ pub struct StepArgs {
     /// Threads of the local backend
     #[arg(long, value_name = "N")]
     pub workers: Option<usize>,
+    /// Text for people, JSON for scripts
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    pub format: Format,
+}
+
+/// `meshc bench checkpoint`.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  meshc bench checkpoint -o /data/run --gb 4 --ranks 8")]
+pub struct CheckpointArgs {
+    /// A folder on the disk that is measured; what is written there is removed
+    #[arg(short, long, value_name = "DIR")]
+    pub output: PathBuf,
+    /// Size of the state, in 10^9 bytes
+    #[arg(long, default_value_t = 1.0, value_name = "X")]
+    pub gb: f64,
+    /// Ranks that the state is split over
+    #[arg(long, default_value_t = 4, value_name = "R")]
+    pub ranks: usize,
     /// Text for people, JSON for scripts
     #[arg(long, value_enum, default_value_t = Format::Text)]
     pub format: Format,

@@ -1,6 +1,7 @@
 //! One file a command.
 
 pub(crate) mod bench;
+pub(crate) mod bench_checkpoint;
 pub(crate) mod check;
 pub(crate) mod data;
 pub(crate) mod export;

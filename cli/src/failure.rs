@@ -5,6 +5,7 @@ use models::ModelError;
 use planner::cluster::ClusterError;
 use planner::planfile::PlanFileError;
 use planner::rules::RuleError;
+use runtime::checkpoint::CheckpointError;
 use runtime::data::DataError;
 use runtime::files::FileError;
 use runtime::local::RunError;
@@ -48,6 +49,9 @@ pub enum Failure {
     /// The backend.
     #[error(transparent)]
     Local(#[from] RunError),
+    /// A checkpoint that is damaged or cannot be written.
+    #[error("{0}")]
+    Checkpoint(CheckpointError),
     /// A check found a fault.
     #[error("{}", .0.join("\n"))]
     Check(Vec<String>),
@@ -66,7 +70,11 @@ impl Failure {
             | Failure::Data(_)
             | Failure::File(_)
             | Failure::Plan(..) => 2,
-            Failure::Write(_) | Failure::Run(_) | Failure::Local(_) | Failure::Check(_) => 1,
+            Failure::Write(_)
+            | Failure::Run(_)
+            | Failure::Local(_)
+            | Failure::Checkpoint(_)
+            | Failure::Check(_) => 1,
         }
     }
 }

@@ -2,6 +2,7 @@
 //! model to [`run`].
 
 mod args;
+mod checkpoints;
 mod commands;
 mod failure;
 mod loaded;
@@ -69,6 +70,7 @@ fn dispatch(origin: &Origin, command: &Command) -> Result<(), Failure> {
         Command::Data(args) => commands::data::run(&args.command),
         Command::Bench(args) => match &args.command {
             BenchCommand::Step(args) => commands::bench::run(origin, args),
+            BenchCommand::Checkpoint(args) => commands::bench_checkpoint::run(args),
             BenchCommand::Collectives(_) => later("bench collectives"),
             BenchCommand::Kernels(_) => later("bench kernels"),
         },

@@ -113,9 +113,14 @@ pub(crate) type FileTensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
 
 /// Puts a whole parameter, or something of its shape, into the file tensors that it is a view of.
 pub(crate) fn put(files: &mut FileTensors, state: &State, whole: &Tensor<f32>) -> Result<(), Failure> {
-    let parts = state.views.len().max(1);
+    put_views(files, &state.views, whole)
+}
+
+/// Puts a tensor into the file tensors that its parts along the first dimension are views of.
+pub(crate) fn put_views(files: &mut FileTensors, views: &[View], whole: &Tensor<f32>) -> Result<(), Failure> {
+    let parts = views.len().max(1);
     let each = whole.data.len() / parts;
-    for (i, view) in state.views.iter().enumerate() {
+    for (i, view) in views.iter().enumerate() {
         let n = view.shape.iter().product();
         let (_, file) =
             files.entry(view.file.to_string()).or_insert_with(|| (view.shape.clone(), vec![0.0; n]));

@@ -19,16 +19,17 @@ pub(crate) struct Row {
     pub(crate) tokens_per_second: f64,
 }
 
-/// The progress of a run of `steps`.
+/// The progress of a run of `steps`, of which the first ones may be done.
 pub(crate) struct Progress {
     steps: usize,
+    first: usize,
     bar: Option<ProgressBar>,
     quiet: bool,
     start: Instant,
 }
 
 impl Progress {
-    pub(crate) fn new(steps: usize, quiet: bool) -> Progress {
+    pub(crate) fn new(steps: usize, first: usize, quiet: bool) -> Progress {
         let terminal = std::io::stdout().is_terminal() && !quiet;
         let bar = terminal.then(|| {
             let bar = ProgressBar::with_draw_target(Some(steps as u64), ProgressDrawTarget::stdout());
@@ -36,7 +37,7 @@ impl Progress {
             bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
             bar
         });
-        Progress { steps, bar, quiet, start: Instant::now() }
+        Progress { steps, first, bar, quiet, start: Instant::now() }
     }
 
     pub(crate) fn row(&self, row: Row) -> Result<(), Failure> {
@@ -51,7 +52,8 @@ impl Progress {
             return Ok(());
         }
         let done = row.step + 1;
-        let left = self.start.elapsed().as_secs_f64() / done as f64 * (self.steps - done) as f64;
+        let each = self.start.elapsed().as_secs_f64() / done.saturating_sub(self.first).max(1) as f64;
+        let left = each * (self.steps - done) as f64;
         print(&format!("step {:>5}/{}  {text}  {left:.0} s left\n", row.step, self.steps))
     }
 

@@ -1,5 +1,6 @@
 //! Programs executed: the CPU backend, `lockstep`, data and files. Knows no pass and no price.
 
+pub mod checkpoint;
 pub mod cpu;
 pub mod data;
 pub mod eval;

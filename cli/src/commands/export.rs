@@ -1,7 +1,8 @@
-//! `meshc export`: a model, read or initialised, as Hugging Face files.
+//! `meshc export`: a checkpoint, or a model, read or initialised, as Hugging Face files.
 
 use ir::state::{Init, Role};
 use models::{Config, Shape};
+use runtime::checkpoint::Checkpoint;
 use runtime::data::random::fill_normal;
 use runtime::files::save::{Data, create_dir_all, write_tensors, write_text};
 use runtime::files::weights::Weights;
@@ -9,8 +10,9 @@ use runtime::tensor::Tensor;
 
 use super::print;
 use crate::args::ExportArgs;
+use crate::checkpoints;
 use crate::failure::Failure;
-use crate::loaded::{FileTensors, put, read_whole};
+use crate::loaded::{FileTensors, put, put_views, read_whole};
 
 pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
     let half = match args.dtype.as_str() {
@@ -18,6 +20,9 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
         "bf16" => true,
         other => return Err(Failure::Request(format!("--dtype {other}: files are f32 or bf16"))),
     };
+    if let Some(checkpoint) = checkpoints::named(&args.model)? {
+        return from_checkpoint(&checkpoint, args, half);
+    }
     let config = Config::read(&args.model)?;
     let graph =
         models::build(&Config { no_dropout: true, ..config.clone() }, Shape { batch: 1, sequence: 1 })?;
@@ -38,9 +43,22 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
         }
         put(&mut files, state, &whole)?;
     }
-    write(&args.output, &config, &files, half)?;
+    write(&args.output, Some(&config_text(&config)?), &files, half)?;
+    told(args, &files, if weights.is_some() { "read" } else { "initialised" })
+}
+
+/// The parameters of a checkpoint, as a run that ended there would have saved them.
+fn from_checkpoint(checkpoint: &Checkpoint, args: &ExportArgs, half: bool) -> Result<(), Failure> {
+    let mut files = FileTensors::new();
+    for (name, entry) in checkpoint.index().states.iter().filter(|(_, entry)| !entry.views.is_empty()) {
+        put_views(&mut files, &entry.views(), &checkpoint.whole(name)?)?;
+    }
+    write(&args.output, checkpoint.text("config.json")?.as_deref(), &files, half)?;
+    told(args, &files, &format!("of step {}", checkpoint.index().step))
+}
+
+fn told(args: &ExportArgs, files: &FileTensors, from: &str) -> Result<(), Failure> {
     let elements: usize = files.values().map(|(_, data)| data.len()).sum();
-    let from = if weights.is_some() { "read" } else { "initialised" };
     let (n, grouped) = (files.len(), planner::units::grouped(elements as u64));
     print(&format!(
         "{}: {n} tensors, {grouped} parameters, {from}, as {}\n",
@@ -49,17 +67,23 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
     ))
 }
 
-/// Writes config.json and model.safetensors, each whole or not at all.
+/// The text of a model's config.json.
+pub(crate) fn config_text(config: &Config) -> Result<String, Failure> {
+    let text = serde_json::to_string_pretty(&config.keys).map_err(|e| Failure::Run(e.to_string()))?;
+    Ok(text + "\n")
+}
+
+/// Writes model.safetensors and, for a model that has one, config.json, each whole or not at all.
 pub(crate) fn write(
     folder: &std::path::Path,
-    config: &Config,
+    config: Option<&str>,
     files: &FileTensors,
     half: bool,
 ) -> Result<(), Failure> {
     let failed = |e: runtime::files::FileError| Failure::Write(e.to_string());
     create_dir_all(folder).map_err(failed)?;
-    let text = serde_json::to_string_pretty(&config.keys).map_err(|e| Failure::Run(e.to_string()))?;
-    let metadata = [("format".to_string(), "pt".to_string())];
+    let format = ("format".to_string(), "pt".to_string());
+    let metadata: Vec<_> = config.iter().map(|_| format.clone()).collect();
     let path = folder.join("model.safetensors");
     if half {
         let rounded: Vec<(String, Vec<usize>, Vec<half::bf16>)> = files
@@ -74,5 +98,5 @@ pub(crate) fn write(
         let tensors: Vec<_> = files.iter().map(|(n, (s, d))| (n.clone(), s.clone(), Data::F32(d))).collect();
         write_tensors(&path, &tensors, &metadata).map_err(failed)?;
     }
-    write_text(&folder.join("config.json"), &(text + "\n")).map_err(failed)
+    config.map_or(Ok(()), |text| write_text(&folder.join("config.json"), text).map_err(failed))
 }

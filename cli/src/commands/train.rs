@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -13,6 +13,7 @@ use ir::state::{AdamW, State};
 use models::Shape;
 use passes::Compiled;
 use planner::{check, names, plan, units};
+use runtime::checkpoint::Checkpoint;
 use runtime::data::batches::Batches;
 use runtime::data::npy::Npy;
 use runtime::data::rows::Rows;
@@ -25,6 +26,7 @@ use serde::Serialize;
 
 use super::{export, print};
 use crate::args::TrainArgs;
+use crate::checkpoints::{self, Checkpoints, Start};
 use crate::failure::Failure;
 use crate::loaded::{FileTensors, file_tensors, fill, put, unused, workers};
 use crate::progress::{Progress, Row};
@@ -43,6 +45,7 @@ struct Metrics {
 
 pub(crate) fn run(origin: &Origin, args: &TrainArgs) -> Result<(), Failure> {
     not_built(args)?;
+    checkpoints::check(args)?;
     let adamw = adamw(args)?;
     let batches = args.batches.as_deref().map(Batches::open).transpose()?;
     let fed = batches.as_ref().map(|b| Shape { batch: b.global_batch(), sequence: b.sequence() });
@@ -51,21 +54,27 @@ pub(crate) fn run(origin: &Origin, args: &TrainArgs) -> Result<(), Failure> {
         return Err(Failure::Request(format!("{} has no loss to train on", request.title)));
     }
     let source = source(args, batches, &request)?;
+    let found = checkpoints::found(args)?;
     let compiled = request.compile(adamw, args.dump.is_some(), &mut |_, _| {});
     fits(&request, &compiled)?;
     check::check(&compiled.sharded, &compiled.program).map_err(Failure::Check)?;
-    let mut outputs = Outputs::open(args)?;
+    let checkpoints = Checkpoints::of(args, &request, &compiled.program, found.as_ref())?;
+    let start = found
+        .as_ref()
+        .map_or(Start::default(), |c| Start { step: c.index().step, position: c.index().position });
+    let mut outputs = Outputs::open(args, checkpoints, start)?;
     let mut local = Local::new(&compiled.program, workers(args.workers, request.mesh.ranks()))?;
-    initialise(&mut local, &compiled, args)?;
-    steps(&mut local, &request, &compiled, args, &source, &mut outputs)?;
+    match &found {
+        Some(found) => resume(&mut local, &compiled, args, found)?,
+        None => initialise(&mut local, &compiled, args)?,
+    }
+    steps(&mut local, &request, &compiled, args, &source, &mut outputs, start)?;
     save(&local, &request, &compiled, args)
 }
 
 fn not_built(args: &TrainArgs) -> Result<(), Failure> {
     let later =
         |there: bool, what: &str| if there { Err(Failure::NotBuilt(what.to_string())) } else { Ok(()) };
-    later(args.checkpoint.is_some() || args.every.is_some(), "--checkpoint and --every")?;
-    later(args.resume, "--resume")?;
     later(args.eval_data.is_some() || args.eval_every.is_some(), "--eval-data and --eval-every")?;
     match args.backend.as_str() {
         "local" => Ok(()),
@@ -153,17 +162,37 @@ fn fits(request: &Request, compiled: &Compiled) -> Result<(), Failure> {
 /// Files that are written while training; opened before the first step, so that an unwritable one costs no work.
 struct Outputs {
     metrics: Option<File>,
+    checkpoints: Option<Checkpoints>,
 }
 
 impl Outputs {
-    fn open(args: &TrainArgs) -> Result<Outputs, Failure> {
+    fn open(args: &TrainArgs, checkpoints: Option<Checkpoints>, start: Start) -> Result<Outputs, Failure> {
         let metrics = args.metrics.as_deref().map(|path| {
-            File::create(path).map_err(|e| Failure::Write(format!("cannot write {}: {e}", path.display())))
+            if args.resume {
+                checkpoints::keep_lines(path, start.step)?;
+            }
+            let file = File::options()
+                .create(true)
+                .write(true)
+                .append(args.resume)
+                .truncate(!args.resume)
+                .open(path);
+            file.map_err(|e| Failure::Write(format!("cannot write {}: {e}", path.display())))
         });
         for folder in [&args.dump, &args.save].into_iter().flatten() {
             create_dir_all(folder).map_err(|e| Failure::Write(e.to_string()))?;
         }
-        Ok(Outputs { metrics: metrics.transpose()? })
+        checkpoints.as_ref().map_or(Ok(()), Checkpoints::prepare)?;
+        Ok(Outputs { metrics: metrics.transpose()?, checkpoints })
+    }
+
+    /// Writes a checkpoint, if there are any, behind the lines that lead to it.
+    fn checkpoint(&self, local: &Local, done: Start) -> Result<Option<PathBuf>, Failure> {
+        let Some(checkpoints) = &self.checkpoints else { return Ok(None) };
+        if let Some(metrics) = &self.metrics {
+            metrics.sync_data().map_err(|e| Failure::Write(format!("cannot write the metrics: {e}")))?;
+        }
+        checkpoints.write(local, done).map(Some)
     }
 }
 
@@ -182,6 +211,24 @@ fn initialise(local: &mut Local, compiled: &Compiled, args: &TrainArgs) -> Resul
     fill(local, states, weights.as_ref(), args.seed)
 }
 
+/// Takes up the states of a checkpoint.
+fn resume(
+    local: &mut Local,
+    compiled: &Compiled,
+    args: &TrainArgs,
+    found: &Checkpoint,
+) -> Result<(), Failure> {
+    checkpoints::load(local, &compiled.program.states, found)?;
+    let (folder, step, steps) = (found.folder().display(), found.index().step, args.steps);
+    match args.quiet {
+        true => Ok(()),
+        false if step >= steps => {
+            print(&format!("{folder} is at step {step} of {steps}: nothing is left to do\n"))
+        }
+        false => print(&format!("going on from {folder}, {step} of {steps} steps are done\n")),
+    }
+}
+
 fn steps(
     local: &mut Local,
     request: &Request,
@@ -189,6 +236,7 @@ fn steps(
     args: &TrainArgs,
     source: &Source,
     outputs: &mut Outputs,
+    first: Start,
 ) -> Result<(), Failure> {
     let stop = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&stop);
@@ -202,11 +250,12 @@ fn steps(
     }
     let mut taps = Taps::of(wanted.iter().map(String::as_str)).finite("loss");
     let vocabulary = planner::numeric::limits(&request.graph).get("inputs").copied();
-    let progress = Progress::new(args.steps, args.quiet);
-    for step in 0..args.steps {
-        let data = source.batch(step)?;
+    let progress = Progress::new(args.steps, first.step, args.quiet);
+    for step in first.step..args.steps {
+        let position = first.position + (step - first.step);
+        let data = source.batch(position)?;
         if let Some(vocabulary) = vocabulary {
-            data.check_vocabulary(vocabulary, step)?;
+            data.check_vocabulary(vocabulary, position)?;
         }
         let feeds: Vec<_> = request.rows.split(&data).into_iter().map(|b| feeds(request, b)).collect();
         let start = Instant::now();
@@ -228,9 +277,16 @@ fn steps(
             dump(folder, step, &taps, &request.rows, &compiled.program.states)?;
         }
         progress.row(Row { step, loss, tokens_per_second: tokens as f64 / seconds })?;
-        if stop.load(Ordering::Relaxed) {
+        let stopped = stop.load(Ordering::Relaxed);
+        let done = Start { step: step + 1, position: position + 1 };
+        let due = outputs.checkpoints.as_ref().is_some_and(|c| c.due(done.step));
+        let written =
+            if stopped || due || done.step == args.steps { outputs.checkpoint(local, done)? } else { None };
+        // A signal that came while a checkpoint was written costs no further step.
+        if stopped || (written.is_some() && stop.load(Ordering::Relaxed)) {
             progress.finish();
-            return Err(Failure::Run(format!("stopped by a signal after step {step}")));
+            let kept = written.map_or(String::new(), |f| format!("; --resume goes on from {}", f.display()));
+            return Err(Failure::Run(format!("stopped by a signal after step {step}{kept}")));
         }
     }
     progress.finish();
@@ -297,15 +353,8 @@ fn dump(folder: &Path, step: usize, taps: &Taps, rows: &Rows, states: &[State]) 
 fn save(local: &Local, request: &Request, compiled: &Compiled, args: &TrainArgs) -> Result<(), Failure> {
     let Some(folder) = &args.save else { return Ok(()) };
     let files = file_tensors(local, &compiled.program.states)?;
-    match &request.config {
-        Some(config) => export::write(folder, config, &files, false)?,
-        None => {
-            let tensors: Vec<_> =
-                files.iter().map(|(n, (s, d))| (n.clone(), s.clone(), Data::F32(d))).collect();
-            let path = folder.join("model.safetensors");
-            write_tensors(&path, &tensors, &[]).map_err(|e| Failure::Write(e.to_string()))?;
-        }
-    }
+    let config = request.config.as_ref().map(export::config_text).transpose()?;
+    export::write(folder, config.as_deref(), &files, false)?;
     if args.quiet {
         return Ok(());
     }

@@ -70,26 +70,50 @@ pub fn write_tensors(
     let mut order: Vec<_> = tensors.iter().collect();
     order.sort_by_key(|(_, _, data)| std::cmp::Reverse(data.extent().1));
 
+    let entries = order.iter().map(|(name, shape, data)| Header {
+        name,
+        dtype: data.dtype(),
+        shape,
+        bytes: data.bytes().len(),
+    });
+    let header = header(entries, metadata);
+
+    write_whole(path, |file| {
+        file.write_all(&header)?;
+        order.iter().try_for_each(|(_, _, data)| file.write_all(data.bytes()))
+    })
+}
+
+/// What the head of a safetensors file says of a tensor.
+pub(crate) struct Header<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) dtype: &'static str,
+    pub(crate) shape: &'a [usize],
+    pub(crate) bytes: usize,
+}
+
+/// The head of a safetensors file whose tensors follow in that order, with its length; a multiple of 8 bytes.
+pub(crate) fn header<'a>(
+    tensors: impl Iterator<Item = Header<'a>>,
+    metadata: &[(String, String)],
+) -> Vec<u8> {
     let mut header = Map::new();
     if !metadata.is_empty() {
         let pairs: Map<_, _> = metadata.iter().map(|(k, v)| (k.clone(), Value::from(v.clone()))).collect();
         header.insert("__metadata__".to_string(), Value::Object(pairs));
     }
     let mut offset = 0;
-    for (name, shape, data) in &order {
-        let end = offset + data.bytes().len();
-        let entry = json!({ "dtype": data.dtype(), "shape": shape, "data_offsets": [offset, end] });
-        header.insert(name.clone(), entry);
+    for Header { name, dtype, shape, bytes } in tensors {
+        let end = offset + bytes;
+        let entry = json!({ "dtype": dtype, "shape": shape, "data_offsets": [offset, end] });
+        header.insert(name.to_string(), entry);
         offset = end;
     }
-    let mut header = Value::Object(header).to_string().into_bytes();
-    header.resize(header.len().next_multiple_of(8), b' ');
-
-    write_whole(path, |file| {
-        file.write_all(&(header.len() as u64).to_le_bytes())?;
-        file.write_all(&header)?;
-        order.iter().try_for_each(|(_, _, data)| file.write_all(data.bytes()))
-    })
+    let mut text = Value::Object(header).to_string().into_bytes();
+    text.resize(text.len().next_multiple_of(8), b' ');
+    let mut all = (text.len() as u64).to_le_bytes().to_vec();
+    all.extend(text);
+    all
 }
 
 fn check(path: &Path, tensors: &[(String, Shape, Data<'_>)]) -> Result<(), FileError> {

@@ -45,7 +45,7 @@ use workers::Workers;
 
 pub use error::RunError;
 pub use host::{HostTensor, Taps};
-pub use states::Fill;
+pub use states::{Fill, FillBytes};
 pub use traffic::Traffic;
 pub use watch::NotFinite;
 

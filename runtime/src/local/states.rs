@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use half::bf16;
 use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
 use ir::program::{Buffer, BufferId, Region as Life, Stage};
 use ir::{DType, Name};
@@ -11,10 +12,14 @@ use super::blocks::{Block, elements};
 use super::error::RunError;
 use super::load::{is_first, region, whole};
 use super::numbers;
+use crate::checkpoint::Piece;
 use crate::tensor::Tensor;
 
 /// Writes a piece of a state, row-major, from its global ranges.
 pub type Fill<'a, E> = dyn FnMut(&[Range<usize>], &mut [f32]) -> Result<(), E> + 'a;
+
+/// Writes the bytes of a piece of a state, row-major, from its global ranges.
+pub type FillBytes<'a, E> = dyn FnMut(&[Range<usize>], &mut [u8]) -> Result<(), E> + 'a;
 
 /// The buffer of a state.
 fn find<'a>(stage: &'a Stage, name: &str) -> Result<(BufferId, &'a Buffer), RunError> {
@@ -32,34 +37,46 @@ impl Local {
     /// # Errors
     /// An unknown state or one of another type; what `fill` returns.
     pub fn fill_state<E: From<RunError>>(&mut self, name: &str, fill: &mut Fill<E>) -> Result<(), E> {
+        let (_, buffer) = find(&self.program.stages[0], name)?;
+        let mut wide: Vec<f32> = Vec::new();
+        match buffer.dtype {
+            // The buffer is aligned to more than an element.
+            DType::F32 => {
+                self.fill_bytes(name, &mut |ranges, bytes| fill(ranges, bytemuck::cast_slice_mut(bytes)))
+            }
+            DType::BF16 => self.fill_bytes(name, &mut |ranges, bytes| {
+                let narrow: &mut [bf16] = bytemuck::cast_slice_mut::<u8, u16>(bytes).reinterpret_cast_mut();
+                wide.resize(narrow.len(), 0.0);
+                fill(ranges, &mut wide)?;
+                narrow.convert_from_f32_slice(&wide);
+                Ok(())
+            }),
+            found @ (DType::F64 | DType::F16 | DType::I64 | DType::I32 | DType::U32 | DType::Bool) => {
+                let name = Name::from(name);
+                Err(RunError::StateType { name, needed: "f32 or bf16", found }.into())
+            }
+        }
+    }
+
+    /// Fills a state of any type on every rank, as `fill_state` does: `fill` gets the bytes of a piece.
+    ///
+    /// # Errors
+    /// An unknown state; what `fill` returns.
+    pub fn fill_bytes<E: From<RunError>>(&mut self, name: &str, fill: &mut FillBytes<E>) -> Result<(), E> {
         let (mesh, stage) = (&self.program.mesh, &self.program.stages[0]);
         let (id, buffer) = find(stage, name)?;
-        if !matches!(buffer.dtype, DType::F32 | DType::BF16) {
-            let name = Name::from(name);
-            return Err(RunError::StateType { name, needed: "f32 or bf16", found: buffer.dtype }.into());
-        }
-        let (start, size) = (stage.address(id, 0), buffer.dtype.bytes());
-        let mut wide: Vec<f32> = Vec::new();
+        let start = stage.address(id, 0);
         for rank in 0..mesh.ranks() {
             let mut at = mesh.coordinate(rank);
             let ranges = region(&buffer.shape, &buffer.sharding, mesh, &at);
-            let n = elements(&ranges);
+            let n = elements(&ranges) * buffer.dtype.bytes();
             if n == 0 {
                 continue;
             }
-            // SAFETY: the buffer lies in the arena, is aligned, and no step runs.
-            let piece =
-                unsafe { std::slice::from_raw_parts_mut(self.arenas[rank].start().add(start), n * size) };
+            // SAFETY: the buffer lies in the arena, and no step runs.
+            let piece = unsafe { std::slice::from_raw_parts_mut(self.arenas[rank].start().add(start), n) };
             if is_first(&buffer.sharding, mesh, &at) {
-                if buffer.dtype == DType::F32 {
-                    fill(&ranges, bytemuck::cast_slice_mut(piece))?;
-                    continue;
-                }
-                wide.resize(n, 0.0);
-                fill(&ranges, &mut wide)?;
-                let narrow: &mut [half::bf16] =
-                    bytemuck::cast_slice_mut::<u8, u16>(piece).reinterpret_cast_mut();
-                narrow.convert_from_f32_slice(&wide);
+                fill(&ranges, piece)?;
                 continue;
             }
             for axis in mesh.all().filter(|a| !buffer.sharding.dims.iter().any(|axes| axes.contains(a))) {
@@ -67,9 +84,29 @@ impl Local {
             }
             let first = self.arenas[mesh.rank(&at)].start();
             // SAFETY: as above; it is another rank's arena, and its rank is lower, so it is filled.
-            piece.copy_from_slice(unsafe { std::slice::from_raw_parts(first.add(start), n * size) });
+            piece.copy_from_slice(unsafe { std::slice::from_raw_parts(first.add(start), n) });
         }
         Ok(())
+    }
+
+    /// Every different piece of every state, by the first rank that has it: what a checkpoint holds.
+    pub fn pieces(&self) -> Vec<Piece<'_>> {
+        let (mesh, stage) = (&self.program.mesh, &self.program.stages[0]);
+        let mut pieces = Vec::new();
+        for (i, buffer) in stage.buffers.iter().enumerate() {
+            let Some(state) = buffer.state.as_ref().filter(|_| buffer.region == Life::State) else {
+                continue;
+            };
+            for rank in 0..mesh.ranks() {
+                let at = mesh.coordinate(rank);
+                let ranges = region(&buffer.shape, &buffer.sharding, mesh, &at);
+                if elements(&ranges) > 0 && is_first(&buffer.sharding, mesh, &at) {
+                    let (state, bytes) = (state.to_string(), self.piece(BufferId(i as u32), rank));
+                    pieces.push(Piece { state, dtype: buffer.dtype, rank, ranges, bytes });
+                }
+            }
+        }
+        pieces
     }
 
     /// A state, whole, from the first rank that has each piece. Other element types come as f32.
