@@ -13,6 +13,7 @@ mod driver;
 mod fuse;
 mod lower;
 mod optimizer;
+mod overlap;
 mod place;
 mod precision;
 mod recompute;
@@ -74,6 +75,8 @@ pub const PROGRAM: &[Pass<Program>] = &[
     Pass { name: "fuse", run: fuse::run },
     // Needs the kernel that computes a new state in one piece; spares `place` the room for it.
     Pass { name: "assign", run: assign::run },
+    // Needs to know which collectives write states; what is in flight is for `place` to keep.
+    Pass { name: "overlap", run: overlap::run },
     // Last: it needs to know who uses what when.
     Pass { name: "place", run: place::run },
 ];

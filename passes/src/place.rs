@@ -123,11 +123,19 @@ fn share(
         for (i, instruction) in segment.instructions.iter().enumerate() {
             for (from, to) in in_place(instruction) {
                 let (a, b) = (&stage.buffers[from.index()], &stage.buffers[to.index()]);
-                let wait = usize::from(matches!(instruction, Instruction::Start { .. }));
-                let next = segment.instructions.get(i + 1);
-                if wait == 1 && !matches!(next, Some(Instruction::Wait { .. })) {
-                    continue;
-                }
+                // A collective holds both until its wait.
+                let wait = match instruction {
+                    Instruction::Start { token, .. } => segment.instructions[i..]
+                        .iter()
+                        .position(|w| matches!(w, Instruction::Wait { token: of } if of == token))
+                        .unwrap_or(0),
+                    Instruction::Feed { .. }
+                    | Instruction::Launch { .. }
+                    | Instruction::Local { .. }
+                    | Instruction::Wait { .. }
+                    | Instruction::Assign { .. }
+                    | Instruction::Tap { .. } => 0,
+                };
                 let (Some((_, last, _)), Some((first, ..))) = (lives[from.index()], lives[to.index()]) else {
                     continue;
                 };

@@ -2,6 +2,9 @@
 //! whose mark is that of its first user, so that a gradient is reduced in the update that uses it. A copy is made from
 //! the one that the decisions name, else from the value itself.
 //!
+//! With one micro-batch a whole gradient is reduced where it is made, so that this goes on beside the rest of the backward
+//! pass.
+//!
 //! Needs the strategies of all nodes, so it comes after `choose`.
 //!
 //! ```text
@@ -35,6 +38,9 @@ pub(crate) fn run(sharded: &mut ShardedGraph) {
     let first = first_parts(&old, &needs, &copies);
     let dropped = |n: &Node| matches!(&n.op, Op::State(name) if sharded.decisions.again.contains(name));
     let again = old.nodes.iter().filter(|n| dropped(n)).flat_map(|n| n.results.iter().copied()).collect();
+    let once = sharded.decisions.schedule.microbatches() == 1;
+    let sum = |n: &&Node| once && n.op == Op::Accumulate;
+    let sums = old.nodes.iter().filter(sum).flat_map(|n| n.results.iter().map(|v| (*v, n.mark))).collect();
     let mut making = Making {
         new: Rewrite::of(&old),
         shardings: Vec::new(),
@@ -42,6 +48,7 @@ pub(crate) fn run(sharded: &mut ShardedGraph) {
         copies,
         made: HashMap::new(),
         again,
+        sums,
         first,
     };
     for ((node, strategy), needs) in old.nodes.iter().zip(strategies).zip(&needs) {
@@ -75,6 +82,8 @@ struct Making {
     made: HashMap<(Value, Sharding, Option<Part>), Value>,
     /// Old values whose copies are made again in each part of a step.
     again: HashSet<Value>,
+    /// Old values that are sums over one micro-batch, and where they are made.
+    sums: HashMap<Value, Mark>,
     first: HashMap<(Value, Sharding), Part>,
 }
 
@@ -99,7 +108,10 @@ impl Making {
         };
         let first = self.first.get(&(old, needed.clone())).copied();
         let part = again.or(first).unwrap_or(mark.part);
-        let value = push_reshard(&mut self.new, source, Mark { part, ..mark });
+        // What is only reduced takes no other room.
+        let whole = self.shardings[source.index()].dims == needed.dims;
+        let mark = self.sums.get(&old).filter(|_| whole).copied().unwrap_or(Mark { part, ..mark });
+        let value = push_reshard(&mut self.new, source, mark);
         self.shardings.push(needed.clone());
         self.kept.push(Strategy { split: vec![Vec::new(); needed.dims.len()], pass: Vec::new() });
         self.made.insert(key, value);

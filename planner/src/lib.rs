@@ -13,5 +13,6 @@ pub mod plan;
 pub mod planfile;
 pub mod render;
 pub mod rules;
+mod timeline;
 pub mod units;
 pub mod zero;

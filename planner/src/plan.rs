@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use crate::cluster::Cluster;
 use crate::cost::Lies;
-use crate::{cost, names};
+use crate::{cost, names, timeline};
 
 /// A plan.
 #[derive(Clone, Debug, Serialize)]
@@ -331,8 +331,9 @@ fn comm(sharded: &ShardedGraph, program: &Program, cluster: &Cluster) -> Vec<Com
     let makers = sharded.graph.makers();
     let mut rows: Vec<Comm> = Vec::new();
     for (s, stage, segment, count) in each_segment(program) {
+        let exposed = timeline::exposed(stage, segment, &program.mesh, cluster);
         for instruction in &segment.instructions {
-            let Instruction::Start { step, from, to, .. } = instruction else { continue };
+            let Instruction::Start { token, step, from, to } = instruction else { continue };
             let (a, b) = (&stage.buffers[from.index()], &stage.buffers[to.index()]);
             let message = cost::message(step, Lies::of(a), Lies::of(b), &program.mesh);
             if message.group == 1 {
@@ -351,7 +352,7 @@ fn comm(sharded: &ShardedGraph, program: &Program, cluster: &Cluster) -> Vec<Com
                 bytes: message.bytes,
                 wire_bytes: message.wire_bytes,
                 seconds,
-                exposed_seconds: seconds,
+                exposed_seconds: exposed.get(token).copied().unwrap_or(seconds),
             });
         }
     }
@@ -359,19 +360,7 @@ fn comm(sharded: &ShardedGraph, program: &Program, cluster: &Cluster) -> Vec<Com
 }
 
 fn compute_seconds(program: &Program, cluster: &Cluster) -> f64 {
-    let of = |stage: &Stage, instruction: &Instruction| match instruction {
-        Instruction::Launch { kernel, reads, writes } => {
-            cost::launch_seconds(cost::launch(kernel, reads, writes, stage, &program.mesh), cluster)
-        }
-        Instruction::Local { from, to, .. } | Instruction::Assign { from, to } => {
-            let bytes = |b: &ir::program::BufferId| stage.buffers[b.index()].bytes(&program.mesh) as f64;
-            cost::launch_seconds(cost::Work { flops: 0.0, bytes: bytes(from) + bytes(to) }, cluster)
-        }
-        Instruction::Feed { .. }
-        | Instruction::Start { .. }
-        | Instruction::Wait { .. }
-        | Instruction::Tap { .. } => 0.0,
-    };
+    let of = |stage, instruction| timeline::computing(stage, instruction, &program.mesh, cluster);
     each_segment(program)
         .map(|(_, stage, segment, count)| {
             count as f64 * segment.instructions.iter().map(|i| of(stage, i)).sum::<f64>()
