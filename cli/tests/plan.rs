@@ -161,6 +161,7 @@ fn trace_prints_each_pass_once() {
             "lower",
             "fuse",
             "assign",
+            "overlap",
             "place"
         ]
     );

@@ -139,7 +139,14 @@ fn share(
                 let (Some((_, last, _)), Some((first, ..))) = (lives[from.index()], lives[to.index()]) else {
                     continue;
                 };
-                let sizes = a.bytes(mesh) == b.bytes(mesh) && a.dtype == b.dtype;
+                // What else reads the operand meanwhile must not see the result; a collective that started before may.
+                let starts = |x: &&Instruction| matches!(x, Instruction::Start { from: f, .. } if *f == from);
+                let other = wait > 0 && segment.instructions.iter().filter(starts).count() > 1;
+                let mut beside = segment.instructions[i..i + wait].iter().skip(1);
+                let sizes = a.bytes(mesh) == b.bytes(mesh)
+                    && a.dtype == b.dtype
+                    && !other
+                    && !beside.any(|x| x.reads().contains(&from));
                 let scratch = |b: &Buffer| b.region == Region::Scratch;
                 // What is kept for a step is free behind its last use in a segment that runs once.
                 let step =

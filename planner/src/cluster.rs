@@ -14,6 +14,9 @@ pub struct Cluster {
     pub devices: Option<usize>,
     /// f32 FLOP/s of a rank.
     pub flops: f64,
+    /// FLOP/s of a rank in products of bf16; none: no more than in f32.
+    #[serde(default)]
+    pub flops_bf16: Option<f64>,
     /// Bytes/s between a rank and its memory.
     pub memory_bandwidth: f64,
     /// Bytes of a rank's memory; none: not known.
@@ -93,6 +96,7 @@ fn parse(path: &Path, text: &str) -> Result<Cluster, ClusterError> {
         .map_err(|e| ClusterError::Parse(path.to_path_buf(), e.span.start.line, e.code.to_string()))?;
     let figures = [
         ("flops", cluster.flops),
+        ("flops_bf16", cluster.rate(true)),
         ("memory_bandwidth", cluster.memory_bandwidth),
         ("memory", cluster.memory.unwrap_or(1.0)),
         ("bandwidth", cluster.bandwidth),
@@ -108,6 +112,11 @@ fn parse(path: &Path, text: &str) -> Result<Cluster, ClusterError> {
 }
 
 impl Cluster {
+    /// FLOP/s of a rank, in products of bf16 or in anything else.
+    pub fn rate(&self, bf16: bool) -> f64 {
+        if bf16 { self.flops_bf16.unwrap_or(self.flops) } else { self.flops }
+    }
+
     /// Whether it has a device for each rank.
     ///
     /// # Errors

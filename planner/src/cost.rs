@@ -13,6 +13,8 @@ pub struct Work {
     pub flops: f64,
     /// Bytes read and written.
     pub bytes: f64,
+    /// Whether the operations are products of bf16.
+    pub bf16: bool,
 }
 
 /// What a launch does.
@@ -35,12 +37,13 @@ pub fn launch(kernel: &Kernel, reads: &[BufferId], writes: &[BufferId], stage: &
         Body::Scatter(_) | Body::TopK(_) => 1.0,
     };
     let bytes = reads.iter().chain(writes).map(|b| stage.buffers[b.index()].bytes(mesh) as f64).sum();
-    Work { flops: points * each, bytes }
+    let bf16 = matches!(kernel.body, Body::Contract(_)) && kernel.reads[0] == DType::BF16;
+    Work { flops: points * each, bytes, bf16 }
 }
 
 /// Seconds of a launch: the longer of computing and moving bytes (Williams et al., "Roofline"), and the start.
 pub fn launch_seconds(work: Work, cluster: &Cluster) -> f64 {
-    cluster.launch + (work.flops / cluster.flops).max(work.bytes / cluster.memory_bandwidth)
+    cluster.launch + (work.flops / cluster.rate(work.bf16)).max(work.bytes / cluster.memory_bandwidth)
 }
 
 /// What a collective sends.

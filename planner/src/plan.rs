@@ -7,7 +7,7 @@ use ir::kernel::{Body, Contract};
 use ir::program::{Instruction, Program, Region, Segment, Stage};
 use ir::schedule::Kind;
 use ir::state::Role;
-use ir::{Op, Part, ShardedGraph, moves_of};
+use ir::{DType, Op, Part, ShardedGraph, moves_of};
 use serde::Serialize;
 
 use crate::cluster::Cluster;
@@ -248,7 +248,7 @@ pub fn plan(sharded: &ShardedGraph, program: &Program, cluster: &Cluster) -> Pla
         exposed_comm_seconds: exposed,
         bubble_seconds: 0.0,
         tokens_per_second: rate(model.tokens_per_step as f64),
-        mfu: rate(model.flops_full) / (ranks as f64 * cluster.flops),
+        mfu: rate(model.flops_full) / (ranks as f64 * cluster.rate(mixed(program))),
     };
     let mut by_op: BTreeMap<&'static str, OpTotal> = BTreeMap::new();
     for row in &comm {
@@ -305,6 +305,15 @@ fn model(sharded: &ShardedGraph) -> Model {
         flops_causal: passes * (dense + attention / 2.0),
         tokens_per_step: tokens,
     }
+}
+
+/// Whether products read bf16.
+fn mixed(program: &Program) -> bool {
+    let narrow = |i: &Instruction| {
+        matches!(i, Instruction::Launch { kernel, .. }
+            if matches!(kernel.body, Body::Contract(_)) && kernel.reads[0] == DType::BF16)
+    };
+    each_segment(program).any(|(_, _, segment, _)| segment.instructions.iter().any(narrow))
 }
 
 /// The phase of a segment.

@@ -17,7 +17,10 @@ pub fn computing(stage: &Stage, instruction: &Instruction, mesh: &Mesh, cluster:
         }
         Instruction::Local { from, to, .. } | Instruction::Assign { from, to } => {
             let bytes = |b: &BufferId| stage.buffers[b.index()].bytes(mesh) as f64;
-            cost::launch_seconds(cost::Work { flops: 0.0, bytes: bytes(from) + bytes(to) }, cluster)
+            cost::launch_seconds(
+                cost::Work { bytes: bytes(from) + bytes(to), ..cost::Work::default() },
+                cluster,
+            )
         }
         Instruction::Feed { .. }
         | Instruction::Start { .. }

@@ -48,6 +48,7 @@ pub fn wire() -> Cluster {
         name: "wire".to_string(),
         devices: None,
         flops: 1e12,
+        flops_bf16: None,
         memory_bandwidth: 1e13,
         memory: None,
         launch: 1e-6,

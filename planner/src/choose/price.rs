@@ -112,10 +112,11 @@ pub fn work(
             (false, false) => 0.0,
         });
     let flops = if product { 2.0 * points } else { points };
-    Work { flops, bytes: read.sum::<f64>() + written }
+    let bf16 = product && node.args.iter().all(|v| graph.ty(*v).dtype == DType::BF16);
+    Work { flops, bytes: read.sum::<f64>() + written, bf16 }
 }
 
 /// The price of what a node computes.
 pub fn computing(work: Work, cluster: &Cluster) -> Price {
-    price((work.flops / cluster.flops).max(work.bytes / cluster.memory_bandwidth))
+    price((work.flops / cluster.rate(work.bf16)).max(work.bytes / cluster.memory_bandwidth))
 }

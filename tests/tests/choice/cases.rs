@@ -27,6 +27,7 @@ fn cluster(random: &mut Random) -> Cluster {
         name: "random".to_string(),
         devices: None,
         flops: any(1e9, 1e15),
+        flops_bf16: None,
         memory_bandwidth: any(1e9, 1e13),
         memory: None,
         launch: any(1e-9, 1e-5),
