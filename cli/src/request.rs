@@ -14,6 +14,7 @@ use planner::choose::{Best, compile, compile_and_tell};
 use planner::cluster::Cluster;
 use planner::conventions::{AXES, free, pieces, places, refine};
 use planner::even::uneven;
+use planner::plan::{self, Plan};
 use planner::rules::{self, Rules};
 use planner::zero::{self, Zero};
 use runtime::data::rows::Rows;
@@ -142,6 +143,12 @@ impl Request {
         let mut graph = self.graph.clone();
         graph.optimizer = Some(AdamW::default());
         compile_and_tell(graph, &self.mesh, self.places.clone(), &self.cluster, tell)
+    }
+
+    /// The plan of what was compiled of it.
+    pub fn plan(&self, compiled: &Compiled) -> Plan {
+        let plan = plan::plan(&compiled.sharded, &compiled.program, &self.cluster);
+        plan.counting(self.rows.counted(), self.rows.each() * self.rows.microbatches())
     }
 
     /// Compiles it, with an optimizer if a loss is to be minimised.

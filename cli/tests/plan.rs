@@ -189,3 +189,24 @@ fn plans_of_whole_models() {
         insta::assert_snapshot!(format!("{model}_{}", mesh.replace([',', '='], "_")), text);
     }
 }
+
+/// Tokens and FLOPs are those of the rows that count, in however many micro-batches they come; so are the bytes of gradients
+/// that are reduced once.
+#[test]
+fn a_step_is_the_same_in_micro_batches() {
+    let planned = |more: &[&str]| -> Value {
+        let all = ["plan", &folder("gpt2"), "--seq", "32", "--format", "json", "--global-batch", "5"];
+        serde_json::from_str(&meshc(&[&all[..], more].concat())).unwrap()
+    };
+    let (one, three) = (planned(&["--mesh", "dp=2"]), planned(&["--mesh", "dp=2", "--microbatches", "3"]));
+    assert_eq!(three["model"]["tokens_per_step"], 160);
+    for key in ["flops_full", "flops_causal"] {
+        let (a, b) = (one["model"][key].as_f64().unwrap(), three["model"][key].as_f64().unwrap());
+        assert!((a - b).abs() < 1e-9 * a, "{key}: {a} and {b}");
+    }
+    assert_eq!(three["schedule"]["table"][0].as_array().unwrap().len(), 7);
+    assert_eq!(three["comm_total"]["by_op"]["all_reduce"], one["comm_total"]["by_op"]["all_reduce"]);
+    let each = planned(&["--mesh", "dp=2", "--microbatches", "3", "--sync", "each"]);
+    let wire = |plan: &Value| plan["comm_total"]["wire_bytes_per_rank"].as_f64().unwrap();
+    assert!(wire(&each) > 2.9 * wire(&three), "{} and {}", wire(&each), wire(&three));
+}

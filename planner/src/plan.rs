@@ -276,6 +276,20 @@ pub fn plan(sharded: &ShardedGraph, program: &Program, cluster: &Cluster) -> Pla
     }
 }
 
+impl Plan {
+    /// The same, of a step in which only some of the rows that are computed count: the others fill up micro-batches.
+    pub fn counting(mut self, rows: usize, of: usize) -> Plan {
+        let share = rows as f64 / of.max(1) as f64;
+        self.model.tokens_per_step = self.model.tokens_per_step * rows / of.max(1);
+        let scaled = [&mut self.model.flops_full, &mut self.model.flops_causal];
+        scaled
+            .into_iter()
+            .chain([&mut self.time.tokens_per_second, &mut self.time.mfu])
+            .for_each(|x| *x *= share);
+        self
+    }
+}
+
 fn model(sharded: &ShardedGraph) -> Model {
     let graph = &sharded.graph;
     let parameters: usize =
@@ -298,12 +312,15 @@ fn model(sharded: &ShardedGraph) -> Model {
         Some(_) => tokens,
         None => graph.inputs.iter().filter_map(|i| i.dims.first().map(|(_, n)| *n)).max().unwrap_or(0),
     };
+    // The graph is that of a micro-batch.
+    let microbatches = sharded.decisions.schedule.microbatches();
+    let each = passes * microbatches as f64;
     Model {
         parameters,
         active_parameters: parameters,
-        flops_full: passes * (dense + attention),
-        flops_causal: passes * (dense + attention / 2.0),
-        tokens_per_step: tokens,
+        flops_full: each * (dense + attention),
+        flops_causal: each * (dense + attention / 2.0),
+        tokens_per_step: microbatches * tokens,
     }
 }
 

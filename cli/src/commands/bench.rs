@@ -35,7 +35,7 @@ struct Measured {
 pub(crate) fn run(origin: &Origin, args: &StepArgs) -> Result<(), Failure> {
     let request = request::read(origin, &args.split, None)?;
     let compiled = request.compile(AdamW::default(), false, &mut |_, _| {});
-    let planned = plan::plan(&compiled.sharded, &compiled.program, &request.cluster);
+    let planned = request.plan(&compiled);
     let ranks = request.mesh.ranks();
     let used = workers(args.workers, ranks);
     let gemm = gemm_rate()?;

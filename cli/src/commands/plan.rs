@@ -6,7 +6,7 @@ use ir::ShardedGraph;
 use planner::choose::Best;
 use planner::choose::reasons::reasons;
 use planner::explain::explain;
-use planner::{plan, planfile, render};
+use planner::{planfile, render};
 use runtime::files::save::write_text;
 
 use super::print;
@@ -27,7 +27,7 @@ pub(crate) fn run(origin: &Origin, args: &PlanArgs) -> Result<(), Failure> {
     let compiled = request.compile_and_tell(&tell);
     let (choices, exact, chain) = told.into_inner();
     let chain = chain.transpose().map_err(|e| Failure::Request(format!("--explain {e}")))?;
-    let mut plan = plan::plan(&compiled.sharded, &compiled.program, &request.cluster);
+    let mut plan = request.plan(&compiled);
     plan.choices = choices;
     if let Some(path) = &args.output {
         write_text(path, &planfile::write(&compiled.sharded, &compiled.program))

@@ -148,7 +148,7 @@ fn source(args: &TrainArgs, batches: Option<Batches>, request: &Request) -> Resu
 }
 
 fn fits(request: &Request, compiled: &Compiled) -> Result<(), Failure> {
-    let plan = plan::plan(&compiled.sharded, &compiled.program, &request.cluster);
+    let plan = request.plan(compiled);
     let Some(available) = plan.memory.available_bytes.filter(|_| !plan.memory.fits) else { return Ok(()) };
     let peak = plan.memory.peak_bytes as f64;
     Err(Failure::Request(format!(

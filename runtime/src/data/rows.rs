@@ -43,6 +43,11 @@ impl Rows {
         self.all.first().map_or(0, Vec::len)
     }
 
+    /// Rows of the global batch: those that count.
+    pub fn counted(&self) -> usize {
+        self.global
+    }
+
     /// How many micro-batches there are.
     pub fn microbatches(&self) -> usize {
         self.all.len()
