@@ -11,7 +11,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use ir::rows::{Layout, Row, Strategy, factor_axes, layout, rows};
-use ir::{Axis, DType, Graph, Mesh, Name, Node, Op, Part, ShardedGraph, Sharding, Value};
+use ir::{Axis, DType, Graph, Mesh, Name, Node, Op, Part, ShardedGraph, Sharding, Signature, Value};
 use passes::asked;
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -121,6 +121,8 @@ pub struct Space<'a> {
     makers: Vec<usize>,
     /// By node the rows that each axis may have.
     allowed: Vec<Vec<Vec<Row>>>,
+    rows: Numbers<Vec<Vec<Row>>>,
+    signatures: Numbers<Signature>,
     asked: FxHashMap<Value, Sharding>,
     /// The state as which a value lies.
     follows: FxHashMap<Value, Name>,
@@ -130,7 +132,24 @@ pub struct Space<'a> {
 }
 
 /// What the ways of a node depend on.
-type Key = (String, Vec<usize>, Vec<DType>, Vec<Vec<Row>>, Vec<bool>, Option<Vec<Sharding>>);
+type Key = (String, usize, Vec<usize>, Vec<DType>, usize, Vec<bool>, Option<Vec<Sharding>>);
+
+/// Things with numbers, equal ones with the same.
+#[derive(Debug)]
+struct Numbers<T>(FxHashMap<T, usize>);
+
+impl<T: Clone + Eq + std::hash::Hash> Numbers<T> {
+    /// The number of a thing.
+    fn of(&mut self, thing: &T) -> usize {
+        match self.0.get(thing) {
+            Some(number) => *number,
+            None => {
+                self.0.insert(thing.clone(), self.0.len());
+                self.0.len() - 1
+            }
+        }
+    }
+}
 
 /// What is placed on a dimension together with an axis behind it.
 fn alone(axes: &[Axis], axis: Axis, mesh: &Mesh) -> bool {
@@ -167,6 +186,8 @@ impl<'a> Space<'a> {
             shared,
             makers: graph.makers(),
             allowed: Vec::new(),
+            rows: Numbers(FxHashMap::default()),
+            signatures: Numbers(FxHashMap::default()),
             asked: graph.constraints.iter().map(|c| (c.value, asked(c, mesh))).collect(),
             follows: graph.follows.iter().cloned().collect(),
             known: FxHashMap::default(),
@@ -308,7 +329,8 @@ impl<'a> Space<'a> {
         } else {
             None
         };
-        let allowed = if given.is_some() { Vec::new() } else { self.allowed[i].clone() };
+        let allowed = if given.is_some() { 0 } else { 1 + self.rows.of(&self.allowed[i]) };
+        let signature = self.signatures.of(&node.signature);
         let mut dtypes: Vec<DType> = node.args.iter().map(|v| graph.ty(*v).dtype).collect();
         dtypes.extend(node.results.iter().map(|v| graph.ty(*v).dtype));
         let named = matches!(node.op, Op::Input(_) | Op::State(_) | Op::Assign(_) | Op::Tap(_));
@@ -320,14 +342,13 @@ impl<'a> Space<'a> {
             .collect();
         let mut flags = if mesh.aliases.is_empty() { Vec::new() } else { alone };
         flags.extend(node.results.iter().chain(&node.args).map(|v| self.stored[v.index()]));
-        let key: Key =
-            (format!("{name} {}", node.signature), node.sizes.clone(), dtypes, allowed, flags, given);
+        let key: Key = (name, signature, node.sizes.clone(), dtypes, allowed, flags, given);
         if let Some(known) = self.known.get(&key) {
             return known.clone();
         }
-        let all = match &key.5 {
+        let all = match &key.6 {
             Some(places) => places.iter().map(|p| placed(node, p, mesh)).collect(),
-            None => self.enumerate(i, &key.3),
+            None => self.enumerate(i, &self.allowed[i]),
         };
         let ways = Ways { id: self.known.len(), all: Rc::new(all) };
         self.known.insert(key, ways.clone());
