@@ -241,6 +241,19 @@ impl Graph {
         self.states.iter().find(|s| &*s.name == name)
     }
 
+    /// By value whether it comes from indices and constants alone.
+    pub fn given(&self) -> Vec<bool> {
+        let mut given = vec![false; self.values.len()];
+        for node in &self.nodes {
+            let this = match matches!(node.op, Op::Input(_) | Op::State(_)) {
+                true => node.results.iter().all(|v| !self.ty(*v).dtype.is_float()),
+                false => node.args.iter().all(|v| given[v.index()]),
+            };
+            node.results.iter().for_each(|v| given[v.index()] = this);
+        }
+        given
+    }
+
     /// For each value, the node that defines it.
     pub fn makers(&self) -> Vec<usize> {
         let mut makers = vec![usize::MAX; self.values.len()];

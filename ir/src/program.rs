@@ -143,6 +143,19 @@ pub enum Instruction {
 }
 
 impl Instruction {
+    /// Token, operand and result of the collective that it starts.
+    pub fn started(&self) -> Option<(u32, BufferId, BufferId)> {
+        match self {
+            Instruction::Start { token, from, to, .. } => Some((*token, *from, *to)),
+            Instruction::Feed { .. }
+            | Instruction::Launch { .. }
+            | Instruction::Local { .. }
+            | Instruction::Wait { .. }
+            | Instruction::Assign { .. }
+            | Instruction::Tap { .. } => None,
+        }
+    }
+
     /// The buffers that it reads.
     pub fn reads(&self) -> Vec<BufferId> {
         match self {

@@ -46,12 +46,12 @@ fn uses(instruction: &Instruction, started: &HashMap<u32, BufferId>) -> (Vec<Buf
 fn started_early(all: Vec<Instruction>, stage: &Stage) -> Vec<Instruction> {
     let kept = |b: &BufferId| stage.buffers[b.index()].region == Region::State;
     let started: HashMap<u32, BufferId> =
-        all.iter().filter_map(start).map(|(token, _, to)| (token, to)).collect();
+        all.iter().filter_map(Instruction::started).map(|(token, _, to)| (token, to)).collect();
     let mut out: Vec<Instruction> = Vec::with_capacity(all.len());
     // What was gathered last from a state.
     let mut gathered: Option<BufferId> = None;
     for instruction in all {
-        let Some((_, from, to)) = start(&instruction) else {
+        let Some((_, from, to)) = instruction.started() else {
             out.push(instruction);
             continue;
         };
@@ -61,7 +61,7 @@ fn started_early(all: Vec<Instruction>, stage: &Stage) -> Vec<Instruction> {
             let touches = |b: &BufferId| reads.contains(b) || writes.contains(b);
             // The wait of the gather before is no use of it, but it starts first.
             let used = reads.iter().any(|b| Some(*b) == ahead);
-            let other = start(before).is_some_and(|(_, _, to)| Some(to) == ahead);
+            let other = before.started().is_some_and(|(_, _, to)| Some(to) == ahead);
             writes.contains(&from) || touches(&to) || other || used
         };
         let mut at = out.len();
@@ -87,7 +87,7 @@ fn waited_late(all: Vec<Instruction>) -> Vec<Instruction> {
         |out: &mut Vec<Instruction>, flying: &mut Vec<Instruction>, ends: &dyn Fn(&Instruction) -> bool| {
             let mut rest = Vec::new();
             for one in std::mem::take(flying) {
-                match (ends(&one), start(&one)) {
+                match (ends(&one), one.started()) {
                     (true, Some((token, ..))) => out.push(Instruction::Wait { token }),
                     (true, None) => {}
                     (false, _) => rest.push(one),
@@ -101,15 +101,19 @@ fn waited_late(all: Vec<Instruction>) -> Vec<Instruction> {
         }
         let (reads, writes) = (instruction.reads(), instruction.writes());
         let needs = |one: &Instruction| {
-            start(one).is_some_and(|(_, from, to)| {
+            one.started().is_some_and(|(_, from, to)| {
                 reads.contains(&to) || writes.contains(&to) || writes.contains(&from)
             })
         };
         wait(&mut out, &mut flying, &needs);
-        if start(&instruction).is_some() {
+        if instruction.started().is_some() {
             while copies(&instruction) && flying.iter().filter(|one| copies(one)).count() >= DEPTH {
-                let oldest = flying.iter().find(|one| copies(one)).and_then(start).map(|(token, ..)| token);
-                wait(&mut out, &mut flying, &|one| start(one).map(|(token, ..)| token) == oldest);
+                let oldest = flying
+                    .iter()
+                    .find(|one| copies(one))
+                    .and_then(Instruction::started)
+                    .map(|(token, ..)| token);
+                wait(&mut out, &mut flying, &|one| one.started().map(|(token, ..)| token) == oldest);
             }
             flying.push(instruction.clone());
         }
@@ -117,19 +121,6 @@ fn waited_late(all: Vec<Instruction>) -> Vec<Instruction> {
     }
     wait(&mut out, &mut flying, &|_| true);
     out
-}
-
-/// Token and buffers of a start.
-fn start(instruction: &Instruction) -> Option<(u32, BufferId, BufferId)> {
-    match instruction {
-        Instruction::Start { token, from, to, .. } => Some((*token, *from, *to)),
-        Instruction::Feed { .. }
-        | Instruction::Launch { .. }
-        | Instruction::Local { .. }
-        | Instruction::Wait { .. }
-        | Instruction::Assign { .. }
-        | Instruction::Tap { .. } => None,
-    }
 }
 
 /// Whether a collective needs two places: an all_reduce works in one.

@@ -120,28 +120,25 @@ fn share(
 ) -> Vec<BufferId> {
     let mut kept: Vec<BufferId> = Vec::new();
     for segment in &stage.segments {
+        // Where each collective is waited for, and how many read each buffer.
+        let mut waits: HashMap<u32, usize> = HashMap::new();
+        let mut sent: HashMap<BufferId, usize> = HashMap::new();
+        for (i, instruction) in segment.instructions.iter().enumerate() {
+            if let Instruction::Wait { token } = instruction {
+                waits.insert(*token, i);
+            }
+            instruction.started().into_iter().for_each(|(_, from, _)| *sent.entry(from).or_default() += 1);
+        }
         for (i, instruction) in segment.instructions.iter().enumerate() {
             for (from, to) in in_place(instruction) {
                 let (a, b) = (&stage.buffers[from.index()], &stage.buffers[to.index()]);
                 // A collective holds both until its wait.
-                let wait = match instruction {
-                    Instruction::Start { token, .. } => segment.instructions[i..]
-                        .iter()
-                        .position(|w| matches!(w, Instruction::Wait { token: of } if of == token))
-                        .unwrap_or(0),
-                    Instruction::Feed { .. }
-                    | Instruction::Launch { .. }
-                    | Instruction::Local { .. }
-                    | Instruction::Wait { .. }
-                    | Instruction::Assign { .. }
-                    | Instruction::Tap { .. } => 0,
-                };
+                let wait = instruction.started().map_or(0, |(token, ..)| waits[&token] - i);
                 let (Some((_, last, _)), Some((first, ..))) = (lives[from.index()], lives[to.index()]) else {
                     continue;
                 };
                 // What else reads the operand meanwhile must not see the result; a collective that started before may.
-                let starts = |x: &&Instruction| matches!(x, Instruction::Start { from: f, .. } if *f == from);
-                let other = wait > 0 && segment.instructions.iter().filter(starts).count() > 1;
+                let other = wait > 0 && sent[&from] > 1;
                 let mut beside = segment.instructions[i..i + wait].iter().skip(1);
                 let sizes = a.bytes(mesh) == b.bytes(mesh)
                     && a.dtype == b.dtype

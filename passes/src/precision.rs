@@ -58,7 +58,7 @@ struct Kept {
 impl Kept {
     fn of(graph: &Graph, precision: Precision) -> Kept {
         let makers = graph.makers();
-        let (given, late) = (given(graph), late(graph));
+        let (given, late) = (graph.given(), late(graph));
         let outside = used_outside(graph, &makers);
         let gradient: HashSet<Value> =
             graph.nodes.iter().filter(|n| n.op == Op::Accumulate).map(|n| n.args[0]).collect();
@@ -91,19 +91,6 @@ impl Kept {
         }
         Kept { precision, narrow }
     }
-}
-
-/// By value whether it comes from indices and constants alone.
-fn given(graph: &Graph) -> Vec<bool> {
-    let mut given = vec![false; graph.values.len()];
-    for node in &graph.nodes {
-        let this = match matches!(node.op, Op::Input(_) | Op::State(_)) {
-            true => node.results.iter().all(|v| !graph.ty(*v).dtype.is_float()),
-            false => node.args.iter().all(|v| given[v.index()]),
-        };
-        node.results.iter().for_each(|v| given[v.index()] = this);
-    }
-    given
 }
 
 /// By value whether it comes from the loss of single tokens.

@@ -6,5 +6,6 @@ pub mod meaning;
 pub mod oracle;
 pub mod random;
 pub mod spread;
+pub mod tables;
 pub mod traffic;
 pub mod whole;

@@ -4,7 +4,6 @@
 //! all_gather's and an all_to_all's. `MESHC_UPDATE=1` writes docs/partitioner.md anew.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
 use ir::composite::{gelu_tanh, softmax};
 use ir::dsl::{Model, Tensor};
@@ -12,6 +11,7 @@ use ir::program::Instruction;
 use ir::state::Init;
 use ir::{Binary, DType, Graph, Mesh, Part, ShardedGraph};
 use meshc_tests::meaning::places;
+use meshc_tests::tables::hold;
 use meshc_tests::whole::{here, wire};
 use planner::choose::best;
 use planner::cluster::Cluster;
@@ -321,16 +321,6 @@ fn never_more_is_sent_than_by_xla() {
     assert_eq!(CASES[12].name, "block train fsdp8");
     // Gradients are scattered; the only all_reduce is that of the loss.
     assert!(block["reduce_scatter"].0 >= 8 && block["all_reduce"].1 < 16.0, "{block:?}");
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/partitioner.md");
-    let text = std::fs::read_to_string(&path).unwrap_or_default();
-    let head = text.split("| program |").next().unwrap_or_default();
-    let table = "| program | XLA | meshc, fewest bytes | its calls | meshc, `here` | meshc, `h100` |\n|---|---|---|---|---|---|\n";
-    let new = format!("{head}{table}{rows}");
-    if std::env::var("MESHC_UPDATE").is_ok() {
-        std::fs::write(&path, &new).expect("docs can be written");
-    }
-    assert!(
-        text == new || std::env::var("MESHC_UPDATE").is_ok(),
-        "docs/partitioner.md is old: run with MESHC_UPDATE=1"
-    );
+    let head = "| program | XLA | meshc, fewest bytes | its calls | meshc, `here` | meshc, `h100` |";
+    hold("partitioner.md", head, &rows);
 }

@@ -1,8 +1,6 @@
 //! Mixed precision: what each stage of ZeRO keeps and sends is as the papers say, training follows f32, and sums over ranks
 //! are made in f32.
 
-use std::path::Path;
-
 use ir::dsl::Model;
 use ir::graph::Precision;
 use ir::program::{Instruction, Program};
@@ -10,6 +8,7 @@ use ir::schedule::{Kind, Schedule};
 use ir::state::{AdamW, Init};
 use ir::{DType, Mesh, Places};
 use meshc_tests::meaning::places as at;
+use meshc_tests::tables::hold;
 use models::{Config, Shape};
 use passes::Compiled;
 use planner::choose::compile;
@@ -103,18 +102,8 @@ fn zero_keeps_and_sends_what_it_must() {
             );
         }
     }
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/state.md");
-    let text = std::fs::read_to_string(&path).unwrap_or_default();
-    let head = text.split("| gradients |").next().unwrap_or_default();
-    let table = "| gradients | micro-batches | zero | parameters | gradients | optimizer | all | wire / S |\n|---|---|---|---|---|---|---|---|\n";
-    let new = format!("{head}{table}{rows}");
-    if std::env::var("MESHC_UPDATE").is_ok() {
-        std::fs::write(&path, &new).expect("docs can be written");
-    }
-    assert!(
-        text == new || std::env::var("MESHC_UPDATE").is_ok(),
-        "docs/state.md is old: run with MESHC_UPDATE=1"
-    );
+    let head = "| gradients | micro-batches | zero | parameters | gradients | optimizer | all | wire / S |";
+    hold("state.md", head, &rows);
 }
 
 /// B43: what ranks add is added in f32. 512 ones are 512 even if they are sent as bf16, where a running sum stops at 256;

@@ -574,16 +574,13 @@ fn stored(graph: &Graph) -> Vec<bool> {
 fn indices(graph: &Graph) -> (Vec<bool>, Vec<bool>) {
     let mut users = vec![0; graph.values.len()];
     graph.nodes.iter().flat_map(|n| &n.args).for_each(|v| users[v.index()] += 1);
-    let mut only = vec![false; graph.values.len()];
-    let (mut given, mut shared) = (Vec::new(), Vec::new());
-    for node in &graph.nodes {
-        let this = match matches!(node.op, Op::Input(_) | Op::State(_)) {
-            true => node.results.iter().all(|v| !graph.ty(*v).dtype.is_float()),
-            false => node.args.iter().all(|v| only[v.index()]),
-        };
-        node.results.iter().for_each(|v| only[v.index()] = this);
-        given.push(this);
-        shared.push(this && node.results.iter().any(|v| users[v.index()] > MANY_USERS));
-    }
+    let only = graph.given();
+    let of = |node: &Node| {
+        node.results.iter().any(|v| only[v.index()])
+            || node.results.is_empty() && node.args.iter().all(|v| only[v.index()])
+    };
+    let given: Vec<bool> = graph.nodes.iter().map(of).collect();
+    let many = |node: &Node| node.results.iter().any(|v| users[v.index()] > MANY_USERS);
+    let shared = graph.nodes.iter().zip(&given).map(|(node, given)| *given && many(node)).collect();
     (given, shared)
 }

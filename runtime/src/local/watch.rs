@@ -134,15 +134,8 @@ fn ready(all: &[Instruction], instruction: &Instruction) -> Vec<BufferId> {
         Instruction::Start { .. } | Instruction::Tap { .. } => Vec::new(),
         Instruction::Wait { token: waited } => all
             .iter()
-            .filter_map(|i| match i {
-                Instruction::Start { token, to, .. } => (token == waited).then_some(*to),
-                Instruction::Feed { .. }
-                | Instruction::Launch { .. }
-                | Instruction::Local { .. }
-                | Instruction::Wait { .. }
-                | Instruction::Assign { .. }
-                | Instruction::Tap { .. } => None,
-            })
+            .filter_map(Instruction::started)
+            .filter_map(|(token, _, to)| (token == *waited).then_some(to))
             .collect(),
         Instruction::Feed { .. }
         | Instruction::Launch { .. }
