@@ -89,6 +89,7 @@ pub fn read(origin: &Origin, args: &SplitArgs, fed: Option<Shape>) -> Result<Req
     let mesh = refine(&graph, &mesh);
     let mut places = Places::from(places(&graph, &mesh));
     places.schedule = Schedule::one_stage(rows.microbatches());
+    places.bucket_bytes = args.bucket_bytes;
     places.free = free(&graph, &places.at, &mesh);
     if let Some(rules) = &rules {
         places.at = rules.apply(&graph, &mesh, places.at)?;

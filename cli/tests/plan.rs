@@ -28,6 +28,7 @@ fn plan_as_json_keeps_the_contract() {
             "ranks",
             "comm",
             "comm_total",
+            "bucket_bytes",
             "memory",
             "schedule",
             "time",
@@ -44,6 +45,7 @@ fn plan_as_json_keeps_the_contract() {
             "stage",
             "phase",
             "tensor",
+            "tensors",
             "count",
             "bytes",
             "wire_bytes",
@@ -161,6 +163,7 @@ fn trace_prints_each_pass_once() {
             "lower",
             "fuse",
             "assign",
+            "bucket",
             "overlap",
             "place"
         ]
@@ -205,7 +208,8 @@ fn a_step_is_the_same_in_micro_batches() {
         assert!((a - b).abs() < 1e-9 * a, "{key}: {a} and {b}");
     }
     assert_eq!(three["schedule"]["table"][0].as_array().unwrap().len(), 7);
-    assert_eq!(three["comm_total"]["by_op"]["all_reduce"], one["comm_total"]["by_op"]["all_reduce"]);
+    let reduced = |plan: &Value| plan["comm_total"]["by_op"]["all_reduce"]["wire_bytes"].clone();
+    assert_eq!(reduced(&three), reduced(&one));
     let each = planned(&["--mesh", "dp=2", "--microbatches", "3", "--sync", "each"]);
     let wire = |plan: &Value| plan["comm_total"]["wire_bytes_per_rank"].as_f64().unwrap();
     assert!(wire(&each) > 2.9 * wire(&three), "{} and {}", wire(&each), wire(&three));

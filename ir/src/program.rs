@@ -82,6 +82,17 @@ impl Buffer {
     }
 }
 
+/// What a collective does with one tensor.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Transfer {
+    /// What is done.
+    pub step: Move,
+    /// What it reads.
+    pub from: BufferId,
+    /// What it writes.
+    pub to: BufferId,
+}
+
 /// One instruction. What is live when is data and no instruction.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Instruction {
@@ -114,12 +125,8 @@ pub enum Instruction {
     Start {
         /// Which wait belongs to it; unique in the segment.
         token: u32,
-        /// What is done.
-        step: Move,
-        /// What it reads.
-        from: BufferId,
-        /// What it writes.
-        to: BufferId,
+        /// The tensors that one call moves: one, or those of a bucket. All by the same collective over the same axes.
+        parts: Vec<Transfer>,
     },
     /// Waits until a collective is done.
     Wait {
@@ -143,10 +150,15 @@ pub enum Instruction {
 }
 
 impl Instruction {
-    /// Token, operand and result of the collective that it starts.
-    pub fn started(&self) -> Option<(u32, BufferId, BufferId)> {
+    /// The start of a collective that moves one tensor.
+    pub fn start(token: u32, step: Move, from: BufferId, to: BufferId) -> Instruction {
+        Instruction::Start { token, parts: vec![Transfer { step, from, to }] }
+    }
+
+    /// Token and tensors of the collective that it starts.
+    pub fn started(&self) -> Option<(u32, &[Transfer])> {
         match self {
-            Instruction::Start { token, from, to, .. } => Some((*token, *from, *to)),
+            Instruction::Start { token, parts } => Some((*token, parts)),
             Instruction::Feed { .. }
             | Instruction::Launch { .. }
             | Instruction::Local { .. }
@@ -156,13 +168,18 @@ impl Instruction {
         }
     }
 
+    /// The tensors of the collective that it starts; none if it starts none.
+    pub fn transfers(&self) -> &[Transfer] {
+        self.started().map_or(&[], |(_, parts)| parts)
+    }
+
     /// The buffers that it reads.
     pub fn reads(&self) -> Vec<BufferId> {
         match self {
             Instruction::Feed { .. } | Instruction::Wait { .. } => Vec::new(),
             Instruction::Launch { reads, .. } => reads.clone(),
+            Instruction::Start { parts, .. } => parts.iter().map(|p| p.from).collect(),
             Instruction::Local { from, .. }
-            | Instruction::Start { from, .. }
             | Instruction::Assign { from, .. }
             | Instruction::Tap { from, .. } => vec![*from],
         }
@@ -171,10 +188,10 @@ impl Instruction {
     /// The buffers that it writes.
     pub fn writes(&self) -> Vec<BufferId> {
         match self {
-            Instruction::Feed { to, .. }
-            | Instruction::Local { to, .. }
-            | Instruction::Start { to, .. }
-            | Instruction::Assign { to, .. } => vec![*to],
+            Instruction::Feed { to, .. } | Instruction::Local { to, .. } | Instruction::Assign { to, .. } => {
+                vec![*to]
+            }
+            Instruction::Start { parts, .. } => parts.iter().map(|p| p.to).collect(),
             Instruction::Launch { writes, .. } => writes.clone(),
             Instruction::Wait { .. } | Instruction::Tap { .. } => Vec::new(),
         }
@@ -187,9 +204,10 @@ impl Instruction {
         match self {
             Instruction::Feed { to, .. } => vec![to],
             Instruction::Launch { reads, writes, .. } => reads.iter_mut().chain(writes).collect(),
-            Instruction::Local { from, to, .. }
-            | Instruction::Start { from, to, .. }
-            | Instruction::Assign { from, to } => vec![from, to],
+            Instruction::Local { from, to, .. } | Instruction::Assign { from, to } => vec![from, to],
+            Instruction::Start { parts, .. } => {
+                parts.iter_mut().flat_map(|p| [&mut p.from, &mut p.to]).collect()
+            }
             Instruction::Tap { from, .. } => vec![from],
             Instruction::Wait { .. } => Vec::new(),
         }
@@ -266,6 +284,8 @@ pub struct Program {
     pub states: Vec<State>,
     /// How many micro-batches a step has.
     pub microbatches: usize,
+    /// Gradients are reduced in calls of up to so many bytes; none, or 0: each by itself.
+    pub bucket_bytes: Option<usize>,
     /// The classes of ranks.
     pub stages: Vec<Stage>,
 }

@@ -26,6 +26,8 @@ pub struct Places {
     pub free: BTreeSet<Name>,
     /// See [`Decisions::again`].
     pub again: BTreeSet<Name>,
+    /// See [`Decisions::bucket_bytes`].
+    pub bucket_bytes: Option<usize>,
     /// The order of actions.
     pub schedule: Schedule,
 }
@@ -38,6 +40,7 @@ impl Default for Places {
             moments: BTreeMap::new(),
             free: BTreeSet::new(),
             again: BTreeSet::new(),
+            bucket_bytes: None,
             schedule: Schedule::one_stage(1),
         }
     }
@@ -63,6 +66,8 @@ pub struct Decisions {
     /// In which other shardings a value is needed, and from which each is made, which stands before it. What has no
     /// entry is made from the value itself.
     pub copies: BTreeMap<Value, Vec<Reshard>>,
+    /// Gradients are reduced in calls of up to so many bytes; none, or 0: each by itself.
+    pub bucket_bytes: Option<usize>,
     /// The order of actions.
     pub schedule: Schedule,
 }
@@ -86,7 +91,7 @@ impl ShardedGraph {
     /// A graph whose inputs and states have a place, and nothing else is chosen yet. A moment without a place lies as
     /// its parameter does, anything else without one is replicated.
     pub fn new(graph: Graph, mesh: Mesh, places: impl Into<Places>) -> ShardedGraph {
-        let Places { at: mut places, moments, free, again, schedule } = places.into();
+        let Places { at: mut places, moments, free, again, bucket_bytes, schedule } = places.into();
         for state in &graph.states {
             let like = state.role.of().and_then(|of| moments.get(of).or(places.get(of))).cloned();
             let place = like.unwrap_or_else(|| Sharding::replicated(state.dims.len()));
@@ -95,7 +100,7 @@ impl ShardedGraph {
         for input in &graph.inputs {
             places.entry(input.name.clone()).or_insert_with(|| Sharding::replicated(input.dims.len()));
         }
-        let decisions = Decisions { places, free, again, schedule, ..Decisions::default() };
+        let decisions = Decisions { places, free, again, bucket_bytes, schedule, ..Decisions::default() };
         ShardedGraph { mesh, graph, decisions, shardings: Vec::new(), agreed: false }
     }
 

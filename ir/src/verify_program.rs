@@ -3,15 +3,16 @@
 //! - Operands have the element types, sizes and splits that their kernel's accesses say.
 //! - A step uses registers defined before it; rows are reduced from numbers of the point; stores reach every element.
 //! - A move leads from the sharding of what it reads to that of what it writes.
-//! - Each collective is waited for once, in its segment, and its buffers are not touched meanwhile.
+//! - Each collective is waited for once, in its segment, and its buffers are not touched meanwhile. What one call moves
+//!   goes by one collective over the same axes.
 //! - What is read was written before, in the order of the calls, and once buffers are placed nobody wrote over it since.
 //! - Buffers lie inside their regions, aligned; a state is assigned what is like it; what leaves is not partial.
 
 use std::collections::{BTreeMap, HashMap};
 
 use crate::kernel::{Access, Body, Kernel, Loop, Map, Step, TopK};
-use crate::program::{ALIGN, BufferId, Instruction, Program, Region, Stage};
-use crate::{DType, Mesh, Reduce};
+use crate::program::{ALIGN, BufferId, Instruction, Program, Region, Stage, Transfer};
+use crate::{DType, Mesh, Move, Reduce};
 
 /// A rule that a program breaks, and where.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -104,6 +105,9 @@ pub enum ProgramFault {
     /// Unlike buffers where like ones are needed.
     #[error("{0} and {1} differ in shape or element type")]
     Unlike(BufferId, BufferId),
+    /// One call of nothing, or of unlike collectives.
+    #[error("one call does {0}, but has to do one collective over the same axes")]
+    Mixed(String),
     /// Two collectives with one token, or one in flight when its segment ends.
     #[error("collective t{0} is started, but not waited for once")]
     NotWaited(u32),
@@ -145,7 +149,7 @@ pub fn verify_program(program: &Program) -> Result<(), Vec<ProgramError>> {
     for (s, stage) in program.stages.iter().enumerate() {
         let mut check = Check { program, stage, mesh: &program.mesh, errors: &mut errors };
         for (i, segment) in stage.segments.iter().enumerate() {
-            let mut in_flight: BTreeMap<u32, [BufferId; 2]> = BTreeMap::new();
+            let mut in_flight: BTreeMap<u32, &[Transfer]> = BTreeMap::new();
             for (k, instruction) in segment.instructions.iter().enumerate() {
                 let at = format!("stage {s}, segment {}, instruction {k}", segment.kind.letter());
                 check.instruction(&at, instruction);
@@ -177,23 +181,13 @@ impl Check<'_> {
     fn instruction(&mut self, at: &str, instruction: &Instruction) {
         match instruction {
             Instruction::Launch { kernel, reads, writes } => self.launch(at, kernel, reads, writes),
-            Instruction::Start { step, from, to, .. } | Instruction::Local { step, from, to } => {
-                let (a, b) = (&self.stage.buffers[from.index()], &self.stage.buffers[to.index()]);
-                let pairs = step.reduce() == Some(Reduce::Top);
-                if pairs && !step.has_pairs(&a.shape, &a.sharding, a.dtype) {
-                    let (step, buffer) = (step.show(self.mesh), *from);
-                    self.report(at, ProgramFault::NoPairs { step, buffer });
-                }
-                if a.dtype != b.dtype || a.shape != b.shape {
-                    self.report(at, ProgramFault::Unlike(*from, *to));
-                } else if !step.fits(&a.sharding) {
-                    let (step, sharding) = (step.show(self.mesh), a.sharding.show(self.mesh));
-                    self.report(at, ProgramFault::NoMove { step, buffer: *from, sharding });
-                } else if step.after(&a.sharding) != b.sharding {
-                    let (step, from) = (step.show(self.mesh), a.sharding.show(self.mesh));
-                    let needed = instruction_goal(instruction, a);
-                    let (to_text, found) = (needed.show(self.mesh), b.sharding.show(self.mesh));
-                    self.report(at, ProgramFault::Move { step, from, to: to_text, buffer: *to, found });
+            Instruction::Local { step, from, to } => self.moves(at, step, *from, *to),
+            Instruction::Start { parts, .. } => {
+                parts.iter().for_each(|p| self.moves(at, &p.step, p.from, p.to));
+                let kind = |p: &Transfer| (p.step.name(), p.step.axes().to_vec());
+                if parts.is_empty() || parts.iter().any(|p| kind(p) != kind(&parts[0])) {
+                    let all: Vec<String> = parts.iter().map(|p| p.step.show(self.mesh)).collect();
+                    self.report(at, ProgramFault::Mixed(all.join(", ")));
                 }
             }
             Instruction::Assign { from, to } => {
@@ -214,6 +208,26 @@ impl Check<'_> {
                 }
             }
             Instruction::Wait { .. } => {}
+        }
+    }
+
+    fn moves(&mut self, at: &str, step: &Move, from: BufferId, to: BufferId) {
+        let (a, b) = (&self.stage.buffers[from.index()], &self.stage.buffers[to.index()]);
+        let pairs = step.reduce() == Some(Reduce::Top);
+        if pairs && !step.has_pairs(&a.shape, &a.sharding, a.dtype) {
+            let step = step.show(self.mesh);
+            self.report(at, ProgramFault::NoPairs { step, buffer: from });
+        }
+        if a.dtype != b.dtype || a.shape != b.shape {
+            self.report(at, ProgramFault::Unlike(from, to));
+        } else if !step.fits(&a.sharding) {
+            let (step, sharding) = (step.show(self.mesh), a.sharding.show(self.mesh));
+            self.report(at, ProgramFault::NoMove { step, buffer: from, sharding });
+        } else if step.after(&a.sharding) != b.sharding {
+            let needed = step.after(&a.sharding).show(self.mesh);
+            let (step, from) = (step.show(self.mesh), a.sharding.show(self.mesh));
+            let found = b.sharding.show(self.mesh);
+            self.report(at, ProgramFault::Move { step, from, to: needed, buffer: to, found });
         }
     }
 
@@ -361,20 +375,32 @@ impl Check<'_> {
         }
     }
 
-    fn flight(&mut self, at: &str, instruction: &Instruction, in_flight: &mut BTreeMap<u32, [BufferId; 2]>) {
-        let used = instruction.reads().into_iter().chain(instruction.writes());
-        for id in used {
-            // What a collective reads may be read by others too.
-            let reads_only = !instruction.writes().contains(&id);
-            let held = in_flight.iter().find(|(_, [from, to])| *to == id || *from == id && !reads_only);
+    fn flight<'p>(
+        &mut self,
+        at: &str,
+        instruction: &'p Instruction,
+        in_flight: &mut BTreeMap<u32, &'p [Transfer]>,
+    ) {
+        let writes = instruction.writes();
+        // What a collective reads may be read by others too.
+        let holds = |p: &Transfer, id: BufferId| p.to == id || p.from == id && writes.contains(&id);
+        for id in instruction.reads().into_iter().chain(writes.iter().copied()) {
+            let held = in_flight.iter().find(|(_, parts)| parts.iter().any(|p| holds(p, id)));
             if let Some(token) = held.map(|(t, _)| *t) {
                 self.report(at, ProgramFault::InFlight(id, token));
             }
         }
-        if let Instruction::Start { token, from, to, .. } = instruction
-            && in_flight.insert(*token, [*from, *to]).is_some()
-        {
-            self.report(at, ProgramFault::NotWaited(*token));
+        if let Some((token, parts)) = instruction.started() {
+            let apart = |i: usize, o: &Transfer| {
+                let mut others = parts.iter().enumerate().filter(|(k, _)| *k != i);
+                others.any(|(_, p)| p.to == o.to || p.to == o.from)
+            };
+            if let Some((_, part)) = parts.iter().enumerate().find(|(i, p)| apart(*i, p)) {
+                self.report(at, ProgramFault::InFlight(part.from, token));
+            }
+            if in_flight.insert(token, parts).is_some() {
+                self.report(at, ProgramFault::NotWaited(token));
+            }
         }
         if let Instruction::Wait { token } = instruction
             && in_flight.remove(token).is_none()
@@ -420,7 +446,7 @@ impl Check<'_> {
                 self.report(&at, fault);
                 continue;
             };
-            let mut started: HashMap<u32, [BufferId; 2]> = HashMap::new();
+            let mut started: HashMap<u32, &[Transfer]> = HashMap::new();
             for (k, instruction) in segment.instructions.iter().enumerate() {
                 let at = format!("{at}, segment {}, instruction {k}", segment.kind.letter());
                 let slot = |id: BufferId| match stage.buffers[id.index()].region {
@@ -430,14 +456,12 @@ impl Check<'_> {
                 let mut reads = instruction.reads();
                 let mut writes = instruction.writes();
                 // A collective reads until its wait, and has written only then.
-                if let Instruction::Start { token, from, to, .. } = instruction {
-                    started.insert(*token, [*from, *to]);
-                }
-                if let Instruction::Wait { token } = instruction
-                    && let Some([from, to]) = started.get(token)
-                {
-                    reads.extend((from != to && !shares(stage, *from, *to)).then_some(*from));
-                    writes.push(*to);
+                started.extend(instruction.started());
+                if let Instruction::Wait { token } = instruction {
+                    for p in started.get(token).copied().unwrap_or_default() {
+                        reads.extend((p.from != p.to && !shares(stage, p.from, p.to)).then_some(p.from));
+                        writes.push(p.to);
+                    }
                 }
                 for id in reads {
                     if !written.contains_key(&(id, slot(id))) {
@@ -466,17 +490,6 @@ impl Check<'_> {
 fn shares(stage: &Stage, a: BufferId, b: BufferId) -> bool {
     let (a, b) = (&stage.buffers[a.index()], &stage.buffers[b.index()]);
     a.region == b.region && a.offset.is_some() && a.offset == b.offset
-}
-
-fn instruction_goal(instruction: &Instruction, from: &crate::program::Buffer) -> crate::Sharding {
-    match instruction {
-        Instruction::Start { step, .. } | Instruction::Local { step, .. } => step.after(&from.sharding),
-        Instruction::Feed { .. }
-        | Instruction::Launch { .. }
-        | Instruction::Wait { .. }
-        | Instruction::Assign { .. }
-        | Instruction::Tap { .. } => from.sharding.clone(),
-    }
 }
 
 /// Bytes of the arena by their start: the end, and the buffer and slot that wrote them last.

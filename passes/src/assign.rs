@@ -80,7 +80,7 @@ fn fits(stage: &Stage, s: usize, uses: &Uses, from: BufferId, to: BufferId) -> b
     let read_later = uses.last_read.get(&to).is_some_and(|at| at > launch) || uses.later.contains(&to);
     let in_place = match &stage.segments[s].instructions[*launch] {
         Instruction::Launch { kernel, reads, writes } => writes_in_place(kernel, reads, writes, from, to),
-        Instruction::Start { from: source, .. } => *source != to,
+        Instruction::Start { parts, .. } => parts.iter().all(|p| p.from != to),
         Instruction::Feed { .. }
         | Instruction::Local { .. }
         | Instruction::Wait { .. }

@@ -74,14 +74,14 @@ fn fuse(instructions: Vec<Instruction>, outside: &[bool], with: With) -> Vec<Ins
     // Where each buffer is made; buffers that are not made in this segment are there from the start.
     let mut made: HashMap<BufferId, usize> = HashMap::new();
     let mut readers: HashMap<BufferId, Vec<usize>> = HashMap::new();
-    let mut started: HashMap<u32, BufferId> = HashMap::new();
+    let mut started: HashMap<u32, Vec<BufferId>> = HashMap::new();
     for instruction in instructions {
-        if let Instruction::Start { token, to, .. } = &instruction {
-            started.insert(*token, *to);
-        }
         let mut writes = instruction.writes();
+        if let Some((token, _)) = instruction.started() {
+            started.insert(token, writes.clone());
+        }
         if let Instruction::Wait { token } = &instruction {
-            writes.extend(started.get(token));
+            writes.extend(started.get(token).into_iter().flatten());
         }
         let reads = instruction.reads();
         let at = match Group::of(&instruction) {

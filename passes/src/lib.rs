@@ -6,6 +6,7 @@
 mod assign;
 mod atoms;
 mod autodiff;
+mod bucket;
 mod buffers;
 mod choose;
 mod constrain;
@@ -20,6 +21,7 @@ mod recompute;
 mod reshard;
 mod simplify;
 mod untap;
+mod uses;
 
 use ir::program::Program;
 use ir::{Graph, ShardedGraph};
@@ -75,6 +77,8 @@ pub const PROGRAM: &[Pass<Program>] = &[
     Pass { name: "fuse", run: fuse::run },
     // Needs the kernel that computes a new state in one piece; spares `place` the room for it.
     Pass { name: "assign", run: assign::run },
+    // Needs to know which collectives write states; joins them before they are moved.
+    Pass { name: "bucket", run: bucket::run },
     // Needs to know which collectives write states; what is in flight is for `place` to keep.
     Pass { name: "overlap", run: overlap::run },
     // Last: it needs to know who uses what when.

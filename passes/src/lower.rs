@@ -55,6 +55,7 @@ pub fn lower(sharded: &ShardedGraph) -> Program {
         inputs: graph.inputs.clone(),
         states: graph.states.clone(),
         microbatches,
+        bucket_bytes: sharded.decisions.bucket_bytes,
         stages: vec![stage],
     }
 }
@@ -244,7 +245,7 @@ impl Lowering<'_> {
             if step.is_collective() {
                 let token = self.tokens;
                 self.tokens += 1;
-                self.emit(kind, Instruction::Start { token, step: step.clone(), from: at, to: next });
+                self.emit(kind, Instruction::start(token, step.clone(), at, next));
                 self.emit(kind, Instruction::Wait { token });
             } else {
                 self.emit(kind, Instruction::Local { step: step.clone(), from: at, to: next });

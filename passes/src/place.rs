@@ -89,12 +89,12 @@ fn lives(stage: &Stage) -> Vec<Life> {
     let mut lives: Vec<Life> = vec![None; stage.buffers.len()];
     let mut at = 0;
     for s in order {
-        let mut open: HashMap<u32, [BufferId; 2]> = HashMap::new();
+        let mut open: HashMap<u32, Vec<BufferId>> = HashMap::new();
         for instruction in &stage.segments[s].instructions {
             let mut used = instruction.reads();
             used.extend(instruction.writes());
-            if let Instruction::Start { token, from, to, .. } = instruction {
-                open.insert(*token, [*from, *to]);
+            if let Some((token, _)) = instruction.started() {
+                open.insert(token, used.clone());
             }
             if let Instruction::Wait { token } = instruction {
                 used.extend(open.get(token).into_iter().flatten());
@@ -127,7 +127,8 @@ fn share(
             if let Instruction::Wait { token } = instruction {
                 waits.insert(*token, i);
             }
-            instruction.started().into_iter().for_each(|(_, from, _)| *sent.entry(from).or_default() += 1);
+            let parts = instruction.transfers();
+            parts.iter().for_each(|p| *sent.entry(p.from).or_default() += 1);
         }
         for (i, instruction) in segment.instructions.iter().enumerate() {
             for (from, to) in in_place(instruction) {
@@ -175,7 +176,10 @@ fn share(
 /// The operands and results of an instruction that may lie in the same place.
 fn in_place(instruction: &Instruction) -> Vec<(BufferId, BufferId)> {
     match instruction {
-        Instruction::Start { step: Move::AllReduce { .. }, from, to, .. } => vec![(*from, *to)],
+        Instruction::Start { parts, .. } => {
+            let reduced = parts.iter().filter(|p| matches!(p.step, Move::AllReduce { .. }));
+            reduced.map(|p| (p.from, p.to)).collect()
+        }
         Instruction::Launch { kernel, reads, writes } => {
             let Body::Map(map) = &kernel.body else { return Vec::new() };
             let mut pairs: Vec<(BufferId, BufferId)> = Vec::new();
@@ -186,8 +190,7 @@ fn in_place(instruction: &Instruction) -> Vec<(BufferId, BufferId)> {
             }
             pairs
         }
-        Instruction::Start { .. }
-        | Instruction::Feed { .. }
+        Instruction::Feed { .. }
         | Instruction::Local { .. }
         | Instruction::Wait { .. }
         | Instruction::Assign { .. }

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use ir::program::{Instruction, Program, Stage};
+use ir::program::{Program, Stage, Transfer};
 use ir::verify::verify_sharded;
 use ir::verify_program::verify_program;
 use ir::{Mesh, ShardedGraph};
@@ -86,16 +86,15 @@ fn meetings(stage: &Stage, mesh: &Mesh, rank: usize) -> Vec<Meeting> {
     let mut out = Vec::new();
     for call in &stage.calls {
         for instruction in &stage.segments[call.segment].instructions {
-            if let Instruction::Start { step, from, .. } = instruction {
-                let buffer = &stage.buffers[from.index()];
-                let text = format!(
-                    "{} of {} {:?}, micro-batch {:?}",
-                    step.show(mesh),
-                    buffer.dtype,
-                    buffer.shape,
-                    call.microbatch
-                );
-                out.push((mesh.group(rank, step.axes()), text));
+            let parts = instruction.transfers();
+            let part = |p: &Transfer| {
+                let buffer = &stage.buffers[p.from.index()];
+                format!("{} of {} {:?}", p.step.show(mesh), buffer.dtype, buffer.shape)
+            };
+            if let Some(first) = parts.first() {
+                let all: Vec<String> = parts.iter().map(part).collect();
+                let text = format!("{}, micro-batch {:?}", all.join(" + "), call.microbatch);
+                out.push((mesh.group(rank, first.step.axes()), text));
             }
         }
     }

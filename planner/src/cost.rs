@@ -1,7 +1,7 @@
 //! What an instruction costs a rank, from the very instruction that runs: operations, bytes, seconds.
 
 use ir::kernel::{Body, Kernel};
-use ir::program::{Buffer, BufferId, Stage};
+use ir::program::{Buffer, BufferId, Stage, Transfer};
 use ir::{DType, Mesh, Move, Sharding, bound, local_shape};
 
 use crate::cluster::Cluster;
@@ -132,6 +132,18 @@ pub fn message(step: &Move, from: Lies, to: Lies, mesh: &Mesh) -> Message {
         | Move::ToPartial { .. } => 1,
     };
     Message { group, bytes, wire_bytes: wire * bytes as f64, rounds }
+}
+
+/// What one call sends that moves several tensors: a bucket.
+pub fn call(parts: &[Transfer], stage: &Stage, mesh: &Mesh) -> Message {
+    let of = |b: BufferId| Lies::of(&stage.buffers[b.index()]);
+    let messages = parts.iter().map(|p| message(&p.step, of(p.from), of(p.to), mesh));
+    let join = |a: Message, b: Message| Message {
+        bytes: a.bytes + b.bytes,
+        wire_bytes: a.wire_bytes + b.wire_bytes,
+        ..a
+    };
+    messages.reduce(join).unwrap_or(Message { group: 1, bytes: 0, wire_bytes: 0.0, rounds: 0 })
 }
 
 /// Seconds of a collective: its start as a kernel, the latency of its rounds, and its wire bytes (Hockney, "The

@@ -1,5 +1,6 @@
 //! Decisions and prices: where things lie, what a program costs, and the plan that is printed.
 
+pub mod buckets;
 pub mod check;
 pub mod choose;
 pub mod cluster;

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use ir::kernel::{Body, Contract};
-use ir::program::{Instruction, Program, Region, Segment, Stage};
+use ir::program::{BufferId, Instruction, Program, Region, Segment, Stage, Transfer};
 use ir::schedule::Kind;
 use ir::state::Role;
 use ir::{DType, Op, Part, ShardedGraph, moves_of};
@@ -27,6 +27,8 @@ pub struct Plan {
     pub comm: Vec<Comm>,
     /// Sums over it.
     pub comm_total: CommTotal,
+    /// Gradients are reduced in calls of up to so many bytes; null where none are, 0: each by itself.
+    pub bucket_bytes: Option<usize>,
     /// Bytes a rank.
     pub memory: Memory,
     /// Who does what when.
@@ -89,8 +91,10 @@ pub struct Comm {
     pub stage: usize,
     /// forward, backward, update or once.
     pub phase: &'static str,
-    /// What is sent.
+    /// What is sent; of a bucket the first, and how many more.
     pub tensor: String,
+    /// All that is sent.
+    pub tensors: Vec<String>,
     /// Calls a rank in a step.
     pub count: usize,
     /// Bytes of a call's full tensor.
@@ -268,6 +272,7 @@ pub fn plan(sharded: &ShardedGraph, program: &Program, cluster: &Cluster) -> Pla
         ranks,
         comm,
         comm_total: CommTotal { wire_bytes_per_rank, by_op },
+        bucket_bytes: program.bucket_bytes,
         memory: memory(program, cluster),
         schedule: schedule(sharded, program),
         time,
@@ -359,13 +364,18 @@ fn comm(sharded: &ShardedGraph, program: &Program, cluster: &Cluster) -> Vec<Com
     for (s, stage, segment, count) in each_segment(program) {
         let exposed = timeline::exposed(stage, segment, &program.mesh, cluster);
         for instruction in &segment.instructions {
-            let Instruction::Start { token, step, from, to } = instruction else { continue };
-            let (a, b) = (&stage.buffers[from.index()], &stage.buffers[to.index()]);
-            let message = cost::message(step, Lies::of(a), Lies::of(b), &program.mesh);
+            let Instruction::Start { token, parts } = instruction else { continue };
+            let message = cost::call(parts, stage, &program.mesh);
             if message.group == 1 {
                 continue;
             }
-            let value = a.value.or(b.value);
+            let step = &parts[0].step;
+            let value = |b: BufferId| stage.buffers[b.index()].value;
+            let name = |p: &Transfer| {
+                let of = value(p.from).or(value(p.to));
+                of.map_or(String::new(), |v| names::name(&sharded.graph, &makers, v))
+            };
+            let tensors: Vec<String> = parts.iter().map(name).collect();
             let seconds = cost::message_seconds(message, cluster);
             rows.push(Comm {
                 op: step.name(),
@@ -373,7 +383,11 @@ fn comm(sharded: &ShardedGraph, program: &Program, cluster: &Cluster) -> Vec<Com
                 group_size: message.group,
                 stage: s,
                 phase: phase(segment.kind),
-                tensor: value.map_or(String::new(), |v| names::name(&sharded.graph, &makers, v)),
+                tensor: match &tensors[..] {
+                    [one] => one.clone(),
+                    several => format!("{} and {} more", several[0], several.len() - 1),
+                },
+                tensors,
                 count,
                 bytes: message.bytes,
                 wire_bytes: message.wire_bytes,

@@ -104,25 +104,23 @@ fn comm(plan: &Plan) -> String {
     if plan.comm.is_empty() {
         return "  no communication\n".to_string();
     }
-    let mut kinds: Vec<(&Comm, usize, f64, f64, f64)> = Vec::new();
+    let mut kinds: Vec<(&Comm, usize, [f64; 4])> = Vec::new();
     for row in &plan.comm {
         let n = row.count as f64;
-        let (b, w, s) = (n * row.bytes as f64, n * row.wire_bytes, n * row.seconds);
+        let more = [row.bytes as f64, row.wire_bytes, row.seconds, row.exposed_seconds].map(|x| n * x);
         let same =
             |k: &Comm| k.op == row.op && k.axes == row.axes && k.phase == row.phase && k.stage == row.stage;
         match kinds.iter_mut().find(|(k, ..)| same(k)) {
-            Some((_, count, bytes, wire, time)) => {
+            Some((_, count, sums)) => {
                 *count += row.count;
-                *bytes += b;
-                *wire += w;
-                *time += s;
+                sums.iter_mut().zip(more).for_each(|(sum, x)| *sum += x);
             }
-            None => kinds.push((row, row.count, b, w, s)),
+            None => kinds.push((row, row.count, more)),
         }
     }
     let mut rows =
-        table(&["collective", "axes", "phase", "group", "calls", "bytes", "wire bytes a rank", "time"]);
-    for (k, n, b, w, s) in kinds {
+        table(&["collective", "axes", "phase", "group", "calls", "bytes", "wire a rank", "time", "exposed"]);
+    for (k, n, [b, w, s, e]) in kinds {
         rows.add_row(vec![
             k.op.to_string(),
             k.axes.join("."),
@@ -132,9 +130,13 @@ fn comm(plan: &Plan) -> String {
             bytes(b),
             bytes(w),
             seconds(s),
+            seconds(e),
         ]);
     }
-    show(rows, 3)
+    let buckets = plan.bucket_bytes.filter(|n| *n > 0).map_or(String::new(), |n| {
+        format!("  gradients are reduced in calls of up to {}\n", bytes(n as f64))
+    });
+    show(rows, 3) + &buckets
 }
 
 /// What was chosen for each product and reshard, and what else could be; those that differ only by their layer once.

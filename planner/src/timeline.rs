@@ -7,7 +7,7 @@ use ir::Mesh;
 use ir::program::{BufferId, Instruction, Segment, Stage};
 
 use crate::cluster::Cluster;
-use crate::cost::{self, Lies};
+use crate::cost;
 
 /// Seconds of an instruction on the rank with the largest pieces; a collective takes none by itself.
 pub fn computing(stage: &Stage, instruction: &Instruction, mesh: &Mesh, cluster: &Cluster) -> f64 {
@@ -36,9 +36,8 @@ pub fn exposed(stage: &Stage, segment: &Segment, mesh: &Mesh, cluster: &Cluster)
     let mut exposed = HashMap::new();
     for instruction in &segment.instructions {
         match instruction {
-            Instruction::Start { token, step, from, to } => {
-                let [from, to] = [from, to].map(|b| Lies::of(&stage.buffers[b.index()]));
-                let seconds = cost::message_seconds(cost::message(step, from, to, mesh), cluster);
+            Instruction::Start { token, parts } => {
+                let seconds = cost::message_seconds(cost::call(parts, stage, mesh), cluster);
                 free = f64::max(free, now) + seconds;
                 ends.insert(*token, free);
             }

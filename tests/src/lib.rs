@@ -2,6 +2,7 @@
 //! graph means.
 
 pub mod backend;
+pub mod llama;
 pub mod meaning;
 pub mod oracle;
 pub mod random;

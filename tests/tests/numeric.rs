@@ -152,7 +152,9 @@ fn collectives_are_counted_by_the_groups_that_meet() {
     assert_eq!(ranks, 4);
     let start = |p: &mut Program, change: &dyn Fn(&mut ir::Move)| {
         let mut all = p.stages[0].segments.iter_mut().flat_map(|s| &mut s.instructions);
-        let found = all.find_map(|i| if let Instruction::Start { step, .. } = i { Some(step) } else { None });
+        let found = all.find_map(|i| {
+            if let Instruction::Start { parts, .. } = i { Some(&mut parts[0].step) } else { None }
+        });
         change(found.expect("a collective"));
     };
     // Over no axis each rank meets itself: more calls, in smaller groups.

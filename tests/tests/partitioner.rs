@@ -7,7 +7,6 @@ use std::collections::BTreeMap;
 
 use ir::composite::{gelu_tanh, softmax};
 use ir::dsl::{Model, Tensor};
-use ir::program::Instruction;
 use ir::state::Init;
 use ir::{Binary, DType, Graph, Mesh, Part, ShardedGraph};
 use meshc_tests::meaning::places;
@@ -15,7 +14,7 @@ use meshc_tests::tables::hold;
 use meshc_tests::whole::{here, wire};
 use planner::choose::best;
 use planner::cluster::Cluster;
-use planner::cost::{Lies, message};
+use planner::cost::call;
 
 /// Kind of collective, bytes of its outputs on a device, devices that talk.
 type Sent = (&'static str, f64, f64);
@@ -288,11 +287,10 @@ fn sent(case: &Case, prices: &Cluster) -> BTreeMap<&'static str, (usize, f64)> {
     let stage = &program.stages[0];
     let mut out = BTreeMap::new();
     for instruction in stage.segments.iter().flat_map(|s| &s.instructions) {
-        let Instruction::Start { step, from, to, .. } = instruction else { continue };
-        let [from, to] = [from, to].map(|b| Lies::of(&stage.buffers[b.index()]));
-        let total: &mut (usize, f64) = out.entry(step.name()).or_default();
+        let [first, ..] = instruction.transfers() else { continue };
+        let total: &mut (usize, f64) = out.entry(first.step.name()).or_default();
         total.0 += 1;
-        total.1 += message(step, from, to, &program.mesh).wire_bytes;
+        total.1 += call(instruction.transfers(), stage, &program.mesh).wire_bytes;
     }
     out
 }

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use ir::program::{Instruction, Program};
+use ir::program::{Instruction, Program, Transfer};
 use ir::schedule::Kind;
 use ir::state::Role;
 use meshc_tests::oracle::read;
@@ -25,7 +25,7 @@ fn calls(program: &Program) -> Vec<Call> {
     let mut out = Vec::new();
     for segment in &stage.segments {
         for instruction in &segment.instructions {
-            if let Instruction::Start { step, from, .. } = instruction {
+            for Transfer { step, from, .. } in instruction.transfers() {
                 let (axes, shape) =
                     (program.mesh.show(step.axes()), stage.buffers[from.index()].shape.clone());
                 out.push(Call { op: step.name(), axes, kind: segment.kind, shape });
@@ -69,8 +69,7 @@ fn activations(compiled: &Compiled, mesh: &ir::Mesh) -> BTreeMap<(u32, bool), f6
     let stage = &compiled.program.stages[0];
     let mut sent = BTreeMap::new();
     for segment in stage.segments.iter().filter(|s| s.kind != Kind::Optimizer) {
-        for instruction in &segment.instructions {
-            let Instruction::Start { step, from, to, .. } = instruction else { continue };
+        for Transfer { step, from, to } in segment.instructions.iter().flat_map(Instruction::transfers) {
             let (from, to) = (&stage.buffers[from.index()], &stage.buffers[to.index()]);
             let data = mesh.find("dp").unwrap_or_default();
             if from.shape != HIDDEN || step.axes().iter().any(|a| data.contains(a)) {
@@ -161,7 +160,7 @@ fn every_printed_form_parses_back_to_itself() {
             assert_eq!(again.as_deref(), Ok(&*text), "{model} on `{mesh}` after {name}");
             names.push(name);
         });
-        assert_eq!(names.len(), 16);
+        assert_eq!(names.len(), 17);
     }
 }
 

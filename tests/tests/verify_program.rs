@@ -25,6 +25,7 @@ fn rule(fault: &ProgramFault) -> &'static str {
         ProgramFault::PairsOfMap(_) => "pairs of map",
         ProgramFault::TopK(..) => "top-k",
         ProgramFault::Unlike(..) => "unlike",
+        ProgramFault::Mixed(_) => "mixed",
         ProgramFault::NotWaited(_) => "not waited",
         ProgramFault::NotStarted(_) => "not started",
         ProgramFault::InFlight(..) => "in flight",
@@ -38,7 +39,7 @@ fn rule(fault: &ProgramFault) -> &'static str {
     }
 }
 
-const RULES: [&str; 23] = [
+const RULES: [&str; 24] = [
     "operands",
     "type",
     "extent",
@@ -52,6 +53,7 @@ const RULES: [&str; 23] = [
     "pairs of map",
     "top-k",
     "unlike",
+    "mixed",
     "not waited",
     "not started",
     "in flight",

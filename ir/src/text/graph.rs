@@ -35,6 +35,7 @@ impl fmt::Display for ShardedGraph {
             let again = if self.decisions.again.contains(name) { " again" } else { "" };
             writeln!(f, "place {name} {}{again}{free}", sharding.show(&self.mesh))?;
         }
+        self.decisions.bucket_bytes.iter().try_for_each(|n| writeln!(f, "buckets {n}"))?;
         for row in &self.decisions.schedule.rows {
             let actions: Vec<String> = row.iter().map(ToString::to_string).collect();
             writeln!(f, "schedule {}", actions.join(" "))?;
@@ -234,6 +235,10 @@ impl Read {
                 let sharding =
                     Sharding::parse(sharding, self.mesh.as_ref().ok_or("`place` before `sharded mesh`")?)?;
                 self.decisions.places.insert(name.into(), sharding);
+            }
+            "buckets" => {
+                let bytes = rest.parse().map_err(|_| format!("buckets of `{rest}` bytes"))?;
+                self.decisions.bucket_bytes = Some(bytes);
             }
             "schedule" => {
                 let row = rest.split_whitespace().map(str::parse).collect::<Result<_, _>>()?;

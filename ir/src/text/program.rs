@@ -21,13 +21,14 @@ use std::fmt;
 use super::scan::{Scan, parse_shape, show_shape};
 use super::{ParseError, code, kernel, tables};
 use crate::kernel::{Body, Kernel};
-use crate::program::{Buffer, BufferId, Call, Instruction, Program, Region, Segment, Stage};
+use crate::program::{Buffer, BufferId, Call, Instruction, Program, Region, Segment, Stage, Transfer};
 use crate::schedule::Kind;
 use crate::{Mesh, Move, Sharding, Value};
 
 impl fmt::Display for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "program mesh {} microbatches {}", self.mesh, self.microbatches)?;
+        let buckets = self.bucket_bytes.map_or(String::new(), |n| format!(" buckets {n}"));
+        writeln!(f, "program mesh {} microbatches {}{buckets}", self.mesh, self.microbatches)?;
         self.inputs.iter().try_for_each(|i| writeln!(f, "{}", tables::show_input(i)))?;
         self.states.iter().try_for_each(|s| writeln!(f, "{}", tables::show_state(s)))?;
         for (i, stage) in self.stages.iter().enumerate() {
@@ -79,8 +80,9 @@ pub(crate) fn show_instruction(instruction: &Instruction, mesh: &Mesh) -> String
             format!("launch {} -> {} {kernel}", list(reads), list(writes))
         }
         Instruction::Local { step, from, to } => format!("local {} {from} -> {to}", step.show(mesh)),
-        Instruction::Start { token, step, from, to } => {
-            format!("t{token} = start {} {from} -> {to}", step.show(mesh))
+        Instruction::Start { token, parts } => {
+            let part = |p: &Transfer| format!("{} {} -> {}", p.step.show(mesh), p.from, p.to);
+            format!("t{token} = start {}", parts.iter().map(part).collect::<Vec<_>>().join(" + "))
         }
         Instruction::Wait { token } => format!("wait t{token}"),
         Instruction::Assign { from, to } => format!("assign {from} -> {to}"),
@@ -125,6 +127,7 @@ fn read_line(program: &mut Program, open: &mut Option<Instruction>, line: &str) 
     if scan.eat("program mesh") {
         program.mesh = Mesh::parse(scan.until("microbatches")?).map_err(|e| e.to_string())?;
         program.microbatches = scan.number()?;
+        program.bucket_bytes = if scan.eat("buckets") { Some(scan.number()?) } else { None };
     } else if scan.eat("input ") {
         program.inputs.push(tables::parse_input(scan.rest())?);
     } else if scan.eat("state ") {
@@ -261,12 +264,21 @@ fn parse_short(scan: &mut Scan, mesh: &Mesh) -> Result<Instruction, String> {
         scan.expect("start ")?;
         Some(token as u32)
     };
-    let step = scan.until(")")?;
-    let step = Move::parse(&format!("{step})"), mesh)?;
-    let (from, to) = ids_before_arrow(scan.rest())?;
-    let (from, to) = (one(from)?, one(ids(to)?)?);
     match token {
-        None => Ok(Instruction::Local { step, from, to }),
-        Some(token) => Ok(Instruction::Start { token, step, from, to }),
+        None => {
+            part(scan.rest(), mesh).map(|Transfer { step, from, to }| Instruction::Local { step, from, to })
+        }
+        Some(token) => {
+            let parts = scan.rest().split(" + ").map(|text| part(text, mesh)).collect::<Result<_, _>>()?;
+            Ok(Instruction::Start { token, parts })
+        }
     }
+}
+
+/// Reads `all_reduce(dp) b1 -> b2`.
+fn part(text: &str, mesh: &Mesh) -> Result<Transfer, String> {
+    let end = text.find(')').ok_or_else(|| format!("expected `)` in `{text}`"))? + 1;
+    let step = Move::parse(text[..end].trim(), mesh)?;
+    let (from, to) = ids_before_arrow(&text[end..])?;
+    Ok(Transfer { step, from: one(from)?, to: one(ids(to)?)? })
 }

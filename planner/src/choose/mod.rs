@@ -20,6 +20,7 @@ use ir::{Axis, Decisions, Graph, Mesh, Name, Places, ShardedGraph, Sharding};
 use passes::{Compiled, Trace};
 use rustc_hash::FxHashMap;
 
+use crate::buckets;
 use crate::cluster::Cluster;
 use network::Choice;
 use space::Settled;
@@ -103,6 +104,7 @@ pub fn best<'a>(sharded: &'a ShardedGraph, cluster: &'a Cluster) -> Best<'a> {
         ..sharded.decisions.clone()
     };
     decisions.places.extend(choice.places_at(&picked));
+    decisions.bucket_bytes = decisions.bucket_bytes.or_else(|| buckets::bytes(sharded, cluster));
     Best { decisions, choice, picked, exact }
 }
 

@@ -8,7 +8,7 @@ use ir::schedule::Kind;
 use ir::{DType, Name};
 
 use super::blocks::Block;
-use super::collective::Collective;
+use super::bucket::Bucket;
 use crate::cpu::Compiled;
 
 /// Where a buffer starts in the arena.
@@ -80,18 +80,14 @@ pub enum Op {
         /// This rank's place in the group.
         member: usize,
         /// What the group does.
-        collective: Arc<Collective>,
-        /// This rank's piece before.
-        from: Place,
-        /// Its piece after.
-        to: Place,
+        bucket: Arc<Bucket>,
     },
     /// Waits until a collective is done, and helps.
     Wait {
         /// Which.
         token: usize,
         /// What it does.
-        collective: Arc<Collective>,
+        bucket: Arc<Bucket>,
     },
     /// Hands a piece to the host.
     Tap {

@@ -8,11 +8,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use ir::kernel::{Body, Kernel, Step};
-use ir::program::{ALIGN, Buffer, BufferId, Instruction, Program, Region as Life, Stage};
+use ir::program::{ALIGN, Buffer, BufferId, Instruction, Program, Region as Life, Stage, Transfer};
 use ir::schedule::Kind;
 use ir::{Mesh, Move, Reduce, Sharding, extent};
 
 use super::blocks::{Block, Region, elements};
+use super::bucket::{Bucket, Moved};
 use super::code::{Code, Op, Place, RankCode, SegmentCode};
 use super::collective::Collective;
 use super::error::RunError;
@@ -53,7 +54,7 @@ pub fn load(program: &Program, share_bytes: usize) -> Result<Code, RunError> {
         code: Code { ranks: Vec::new(), groups: Vec::new(), scratch: 0, operands: 0 },
         groups: HashMap::new(),
         kernels: HashMap::new(),
-        collectives: HashMap::new(),
+        buckets: HashMap::new(),
     };
     for rank in 0..program.mesh.ranks() {
         let rank_code = loader.rank(rank)?;
@@ -111,7 +112,7 @@ struct Loader<'a> {
     /// By kernel and the ranges of its loops.
     kernels: HashMap<(String, Vec<Range<usize>>), Arc<Compiled>>,
     /// By segment, instruction and group.
-    collectives: HashMap<(usize, usize, usize), Arc<Collective>>,
+    buckets: HashMap<(usize, usize, usize), Arc<Bucket>>,
 }
 
 /// Where an instruction stands, for messages.
@@ -138,16 +139,16 @@ impl Loader<'_> {
             for (instruction, what) in segment.instructions.iter().enumerate() {
                 let spot = Spot { segment: i, kind: segment.kind, instruction };
                 ops.push(match what {
-                    Instruction::Start { token, step, from, to } => {
-                        let (op, collective) = self.start(spot, rank, tokens, step, *from, *to)?;
-                        if open.insert(*token, (tokens, collective, spot)).is_some() {
+                    Instruction::Start { token, parts } => {
+                        let (op, bucket) = self.start(spot, rank, tokens, parts)?;
+                        if open.insert(*token, (tokens, bucket, spot)).is_some() {
                             return Err(spot.wrong(format!("t{token} is started again before its wait")));
                         }
                         tokens += 1;
                         op
                     }
                     Instruction::Wait { token } => match open.remove(token) {
-                        Some((token, collective, _)) => Op::Wait { token, collective },
+                        Some((token, bucket, _)) => Op::Wait { token, bucket },
                         None => return Err(spot.wrong(format!("waits for t{token}, which is not started"))),
                     },
                     Instruction::Tap { name, from } => {
@@ -389,16 +390,28 @@ impl Loader<'_> {
         spot: Spot,
         rank: usize,
         token: usize,
-        step: &Move,
-        from: BufferId,
-        to: BufferId,
-    ) -> Result<(Op, Arc<Collective>), RunError> {
-        if !step.is_collective() {
-            let step = step.show(&self.program.mesh);
-            return Err(spot.wrong(format!("{step} is no collective: it is local")));
+        parts: &[Transfer],
+    ) -> Result<(Op, Arc<Bucket>), RunError> {
+        let Some(first) = parts.first() else { return Err(spot.wrong("starts nothing")) };
+        let mesh = &self.program.mesh;
+        for Transfer { step, from, to } in parts {
+            if !step.is_collective() {
+                return Err(spot.wrong(format!("{} is no collective: it is local", step.show(mesh))));
+            }
+            if (step.name(), step.axes()) != (first.step.name(), first.step.axes()) {
+                let (a, b) = (first.step.show(mesh), step.show(mesh));
+                return Err(spot.wrong(format!("one call cannot do {a} and {b}")));
+            }
+            self.check_move(spot, rank, step, *from, *to)?;
         }
-        self.check_move(spot, rank, step, from, to)?;
-        let members = self.program.mesh.group(rank, step.axes());
+        for (i, a) in parts.iter().enumerate() {
+            let meets = |b: &&Transfer| self.overlap(a.to, b.from, rank) || self.overlap(a.to, b.to, rank);
+            let mut others = parts.iter().enumerate().filter(|(k, _)| *k != i).map(|(_, b)| b);
+            if let Some(b) = others.find(meets) {
+                return Err(spot.wrong(format!("writes {}, which overlaps {} -> {}", a.to, b.from, b.to)));
+            }
+        }
+        let members = mesh.group(rank, first.step.axes());
         let group = match self.groups.get(&members) {
             Some(group) => *group,
             None => {
@@ -409,21 +422,23 @@ impl Loader<'_> {
         };
         let member = members.iter().position(|r| *r == rank).unwrap_or(0);
         let key = (spot.segment, spot.instruction, group);
-        let collective = match self.collectives.get(&key) {
+        let bucket = match self.buckets.get(&key) {
             Some(known) => Arc::clone(known),
             None => {
-                let regions = |id| members.iter().map(|r| self.region(id, *r)).collect::<Vec<_>>();
-                let dtype = self.buffer(from).dtype;
-                let (mesh, before, after) = (&self.program.mesh, regions(from), regions(to));
-                let new = Collective::new(step, mesh, &members, dtype, &before, &after, self.share_bytes);
-                let new = Arc::new(new);
-                self.collectives.insert(key, Arc::clone(&new));
+                let new = Arc::new(Bucket::new(parts.iter().map(|p| self.moved(p, &members)).collect()));
+                self.buckets.insert(key, Arc::clone(&new));
                 new
             }
         };
-        let (from, to) = (self.place(from), self.place(to));
-        let op = Op::Start { token, group, member, collective: Arc::clone(&collective), from, to };
-        Ok((op, collective))
+        Ok((Op::Start { token, group, member, bucket: Arc::clone(&bucket) }, bucket))
+    }
+
+    fn moved(&self, Transfer { step, from, to }: &Transfer, members: &[usize]) -> Moved {
+        let regions = |id| members.iter().map(|r| self.region(id, *r)).collect::<Vec<_>>();
+        let (dtype, before, after) = (self.buffer(*from).dtype, regions(*from), regions(*to));
+        let collective =
+            Collective::new(step, &self.program.mesh, members, dtype, &before, &after, self.share_bytes);
+        Moved { collective, from: self.place(*from), to: self.place(*to) }
     }
 }
 

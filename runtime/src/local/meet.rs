@@ -7,8 +7,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 
-use super::code::{Code, Op};
-use super::collective::Collective;
+use super::bucket::{Bucket, Moved};
+use super::code::{Code, Op, Place};
 use super::copy::{Pieces, Tile, share};
 use super::error::RunError;
 
@@ -24,11 +24,11 @@ struct Cell {
     done: AtomicBool,
 }
 
-/// What an arriving member brings.
+/// What an arriving member brings: its arena, in which slot it runs, and what it came for.
 struct Post {
-    from: AtomicPtr<u8>,
-    to: AtomicPtr<u8>,
-    collective: AtomicPtr<Collective>,
+    arena: AtomicPtr<u8>,
+    slot: AtomicUsize,
+    bucket: AtomicPtr<Bucket>,
 }
 
 struct Group {
@@ -66,15 +66,27 @@ pub enum Progress {
     Done,
 }
 
-/// The addresses that the members of a group left.
-struct Posted<'a>(&'a [Post]);
+/// The pieces of one tensor in the arenas that the members of a group left.
+struct Posted<'a> {
+    posts: &'a [Post],
+    moved: &'a Moved,
+}
+
+impl Posted<'_> {
+    fn address(&self, member: usize, place: Place) -> *mut u8 {
+        let post = &self.posts[member];
+        let at = place.in_slot(post.slot.load(Ordering::Relaxed));
+        // SAFETY: who arrived promised that its arena has every piece of what it came for, in its slot.
+        unsafe { post.arena.load(Ordering::Relaxed).add(at) }
+    }
+}
 
 impl Pieces for Posted<'_> {
     fn from(&self, member: usize) -> *const u8 {
-        self.0[member].from.load(Ordering::Relaxed)
+        self.address(member, self.moved.from).cast_const()
     }
     fn to(&self, member: usize) -> *mut u8 {
-        self.0[member].to.load(Ordering::Relaxed)
+        self.address(member, self.moved.to)
     }
 }
 
@@ -103,9 +115,9 @@ impl Meet {
         };
         let groups = code.groups.iter().zip(counts).map(group).collect();
         let post = || Post {
-            from: AtomicPtr::default(),
-            to: AtomicPtr::default(),
-            collective: AtomicPtr::default(),
+            arena: AtomicPtr::default(),
+            slot: AtomicUsize::default(),
+            bucket: AtomicPtr::default(),
         };
         Meet {
             groups,
@@ -136,40 +148,41 @@ impl Meet {
         &self.posts[group.posts + at.number * n..][..n]
     }
 
-    /// A member arrives with its pieces; the last one does what is small, and opens what is large.
+    /// A member arrives with its arena and the slot that it runs in; the last one does what is small, and opens what is large.
     ///
     /// # Errors
     /// If the members came for different collectives.
     ///
     /// # Safety
-    /// The pieces are what the collective was planned for, and until it is done nobody else touches them.
+    /// The pieces in the arena are what the collectives were planned for, and until they are done nobody else touches them.
     pub unsafe fn arrive(
         &self,
         at: Meeting,
         member: usize,
-        collective: &Arc<Collective>,
-        (from, to): (*mut u8, *mut u8),
+        bucket: &Arc<Bucket>,
+        (arena, slot): (*mut u8, usize),
         tile: &mut Tile,
     ) -> Result<(), RunError> {
         let (cell, posts) = (self.cell(at), self.posts(at));
-        posts[member].from.store(from, Ordering::Relaxed);
-        posts[member].to.store(to, Ordering::Relaxed);
-        posts[member].collective.store(Arc::as_ptr(collective).cast_mut(), Ordering::Relaxed);
+        posts[member].arena.store(arena, Ordering::Relaxed);
+        posts[member].slot.store(slot, Ordering::Relaxed);
+        posts[member].bucket.store(Arc::as_ptr(bucket).cast_mut(), Ordering::Relaxed);
         // The release shows this member's piece to the last to arrive, the acquire all pieces to that one.
         if cell.arrived.fetch_add(1, Ordering::AcqRel) + 1 < posts.len() {
             return Ok(());
         }
-        let known = Arc::as_ptr(collective).cast_mut();
-        if posts.iter().any(|p| p.collective.load(Ordering::Relaxed) != known) {
+        let known = Arc::as_ptr(bucket).cast_mut();
+        if posts.iter().any(|p| p.bucket.load(Ordering::Relaxed) != known) {
             return Err(self.mismatch(at));
         }
-        if collective.bytes >= self.inline_bytes && !collective.shares.is_empty() {
+        if bucket.bytes >= self.inline_bytes && !bucket.shares.is_empty() {
             cell.open.store(true, Ordering::Release);
             return Ok(());
         }
-        for part in &collective.shares {
+        for (i, part) in &bucket.shares {
+            let moved = &bucket.moved[*i];
             // SAFETY: all members are there, so all pieces are in our hands until the cell is done.
-            unsafe { share(collective, *part, &Posted(posts), tile) };
+            unsafe { share(&moved.collective, *part, &Posted { posts, moved }, tile) };
         }
         cell.done.store(true, Ordering::Release);
         Ok(())
@@ -177,9 +190,9 @@ impl Meet {
 
     fn mismatch(&self, at: Meeting) -> RunError {
         let one = |post: &Post| {
-            // SAFETY: every member left the address of a collective that its rank's code keeps alive.
-            let c = unsafe { &*post.collective.load(Ordering::Relaxed) };
-            format!("{} of {} bytes", c.step.name(), c.bytes)
+            // SAFETY: every member left the address of a bucket that its rank's code keeps alive.
+            let bucket = unsafe { &*post.bucket.load(Ordering::Relaxed) };
+            format!("{} of {} bytes", bucket.first().step.name(), bucket.bytes)
         };
         let found: Vec<String> = self.posts(at).iter().map(one).collect();
         RunError::Mismatched { members: self.groups[at.group].members.clone(), found: found.join(", ") }
@@ -189,7 +202,7 @@ impl Meet {
     ///
     /// # Safety
     /// The caller's rank arrived there with this collective.
-    pub unsafe fn help(&self, at: Meeting, collective: &Collective, tile: &mut Tile) -> Progress {
+    pub unsafe fn help(&self, at: Meeting, bucket: &Bucket, tile: &mut Tile) -> Progress {
         let cell = self.cell(at);
         if cell.done.load(Ordering::Acquire) {
             return Progress::Done;
@@ -201,15 +214,16 @@ impl Meet {
         }
         loop {
             let taken = cell.next.fetch_add(1, Ordering::Relaxed);
-            let Some(part) = collective.shares.get(taken) else {
+            let Some((i, part)) = bucket.shares.get(taken) else {
                 // Kept from growing without end while others finish theirs.
-                cell.next.store(collective.shares.len(), Ordering::Relaxed);
+                cell.next.store(bucket.shares.len(), Ordering::Relaxed);
                 break;
             };
+            let moved = &bucket.moved[*i];
             // SAFETY: all members are there, and this share is ours alone.
-            unsafe { share(collective, *part, &Posted(self.posts(at)), tile) };
+            unsafe { share(&moved.collective, *part, &Posted { posts: self.posts(at), moved }, tile) };
             // Each one that finishes releases what it wrote; the last acquires it all and passes it on.
-            if cell.finished.fetch_add(1, Ordering::AcqRel) + 1 == collective.shares.len() {
+            if cell.finished.fetch_add(1, Ordering::AcqRel) + 1 == bucket.shares.len() {
                 cell.done.store(true, Ordering::Release);
             }
         }

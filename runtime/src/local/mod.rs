@@ -15,6 +15,7 @@
 
 mod arena;
 mod blocks;
+mod bucket;
 mod code;
 mod collective;
 mod copy;

@@ -170,19 +170,19 @@ impl Rank {
                 // SAFETY: this rank's piece.
                 unsafe { numbers::fill(*dtype, address(*to), *elements, *number) };
             }
-            Op::Start { token, group, member, collective, from, to } => {
+            Op::Start { token, group, member, bucket } => {
                 let at = Meeting { group: *group, number: self.started[*group] };
                 self.started[*group] += 1;
                 self.open[*token] = at;
                 step.counts.add(self.number, call.segment, *token);
-                let places = (address(*from), address(*to));
-                // SAFETY: the pieces are of these regions, and the program leaves them alone until the wait.
-                unsafe { step.meet.arrive(at, *member, collective, places, &mut desk.tile)? };
+                let home = (arena, call.slot);
+                // SAFETY: `load` checked that every piece lies in the arena; the program leaves them alone until the wait.
+                unsafe { step.meet.arrive(at, *member, bucket, home, &mut desk.tile)? };
             }
-            Op::Wait { token, collective } => {
+            Op::Wait { token, bucket } => {
                 let at = self.open[*token];
                 // SAFETY: this rank started it.
-                match unsafe { step.meet.help(at, collective, &mut desk.tile) } {
+                match unsafe { step.meet.help(at, bucket, &mut desk.tile) } {
                     Progress::Done => {}
                     Progress::Missing | Progress::Taken => return Ok(Turn::Blocked(at)),
                 }

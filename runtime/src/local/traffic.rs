@@ -25,7 +25,7 @@ pub struct Traffic {
     pub count: u64,
     /// The size of one call's full tensor, padded to equal pieces: what an all_reduce is given; for all_gather n times the
     /// largest piece of the group; for reduce_scatter n times the largest piece afterwards; for all_to_all one rank's
-    /// padded buffer; for permute the largest piece.
+    /// padded buffer; for permute the largest piece. Of a bucket the sum over its tensors.
     pub bytes: usize,
     /// What each member sends in one call, at the least: (n-1)/n of the bytes, twice for an all_reduce, all of them for
     /// permute.
@@ -43,7 +43,7 @@ pub fn traffic(code: &Code, counts: &Counts) -> Vec<Traffic> {
             for (rank, rank_code) in code.ranks.iter().enumerate() {
                 let Some(segment) = rank_code.segments.get(s) else { continue };
                 let start = segment.ops.iter().find_map(|op| match op {
-                    Op::Start { token, collective, .. } => (*token == t).then_some(collective),
+                    Op::Start { token, bucket, .. } => (*token == t).then_some(bucket),
                     Op::Feed { .. }
                     | Op::Launch { .. }
                     | Op::Copy { .. }
@@ -51,9 +51,10 @@ pub fn traffic(code: &Code, counts: &Counts) -> Vec<Traffic> {
                     | Op::Wait { .. }
                     | Op::Tap { .. } => None,
                 });
-                let Some(c) = start else { continue };
+                let Some(bucket) = start else { continue };
+                let c = bucket.first();
                 let count = counts.get(rank, s, t);
-                if count > 0 && largest.as_ref().is_none_or(|l| (l.bytes, l.count) < (c.bytes, count)) {
+                if count > 0 && largest.as_ref().is_none_or(|l| (l.bytes, l.count) < (bucket.bytes, count)) {
                     largest = Some(Traffic {
                         op: c.step.name(),
                         axes: c.step.axes().to_vec(),
@@ -61,8 +62,8 @@ pub fn traffic(code: &Code, counts: &Counts) -> Vec<Traffic> {
                         dtype: c.dtype,
                         segment: segment.kind,
                         count,
-                        bytes: c.bytes,
-                        wire_bytes: c.wire_bytes(),
+                        bytes: bucket.bytes,
+                        wire_bytes: bucket.wire_bytes(),
                     });
                 }
             }

@@ -134,8 +134,8 @@ fn ready(all: &[Instruction], instruction: &Instruction) -> Vec<BufferId> {
         Instruction::Start { .. } | Instruction::Tap { .. } => Vec::new(),
         Instruction::Wait { token: waited } => all
             .iter()
-            .filter_map(Instruction::started)
-            .filter_map(|(token, _, to)| (token == *waited).then_some(to))
+            .filter(|i| i.started().is_some_and(|(token, _)| token == *waited))
+            .flat_map(Instruction::writes)
             .collect(),
         Instruction::Feed { .. }
         | Instruction::Launch { .. }

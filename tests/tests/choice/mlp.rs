@@ -1,11 +1,10 @@
 //! The tensor-parallel MLP: what is gathered and what is scattered, read off the program, and the bytes of the other way.
 
 use ir::ShardedGraph;
-use ir::program::Instruction;
 use meshc_tests::whole::{here, wire};
 use planner::choose::best;
 use planner::choose::reasons::reasons;
-use planner::cost::{Lies, message};
+use planner::cost::call;
 
 use crate::cases::read;
 
@@ -13,12 +12,12 @@ use crate::cases::read;
 fn wire_bytes(sharded: &ShardedGraph) -> Vec<(&'static str, f64)> {
     let program = passes::lower(sharded);
     let stage = &program.stages[0];
-    let each = stage.segments.iter().flat_map(|s| &s.instructions).filter_map(|i| {
-        let Instruction::Start { step, from, to, .. } = i else { return None };
-        let [from, to] = [from, to].map(|b| Lies::of(&stage.buffers[b.index()]));
-        Some((step.name(), message(step, from, to, &program.mesh).wire_bytes))
-    });
-    each.collect()
+    let all = stage.segments.iter().flat_map(|s| &s.instructions).filter(|i| !i.transfers().is_empty());
+    all.map(|i| {
+        let parts = i.transfers();
+        (parts[0].step.name(), call(parts, stage, &program.mesh).wire_bytes)
+    })
+    .collect()
 }
 
 /// An MLP of 512 tokens over tp=4: what is sent, how each product is split, and the bytes of the other way.

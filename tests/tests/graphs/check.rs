@@ -31,12 +31,16 @@ pub fn check(case: &Case, seed: u64) -> Result<(), String> {
 }
 
 /// How the graph of a seed is split, by turns: by the fewest bytes; where calls are dear, which gathers small values; in any
-/// way.
+/// way. And how much is reduced in one call: nothing together, two small tensors, all of them.
 pub fn decide(seed: u64) -> impl Fn(&ShardedGraph) -> Decisions {
-    move |sharded| match seed % 3 {
-        0 => choose(sharded, &wire()),
-        1 => choose(sharded, &here()),
-        _ => any_ways(sharded, &mut Random::new(seed)),
+    move |sharded| {
+        let mut decisions = match seed % 3 {
+            0 => choose(sharded, &wire()),
+            1 => choose(sharded, &here()),
+            _ => any_ways(sharded, &mut Random::new(seed)),
+        };
+        decisions.bucket_bytes = [None, Some(128), Some(1 << 20)][(seed / 3 % 3) as usize];
+        decisions
     }
 }
 

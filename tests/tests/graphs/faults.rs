@@ -53,7 +53,8 @@ impl Broken {
             (Broken::Scatter(change), Instruction::Launch { kernel, .. }) => {
                 if let Body::Scatter(scatter) = &mut kernel.body { change(scatter) } else { false }
             }
-            (Broken::Collective(change), Instruction::Start { step, .. }) => {
+            (Broken::Collective(change), Instruction::Start { parts, .. }) => {
+                let step = &mut parts[0].step;
                 mesh.pieces(step.axes()) > 1 && change(step, &mesh)
             }
             (Broken::Dropped(is), _) => {

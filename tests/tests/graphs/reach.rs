@@ -52,7 +52,9 @@ fn every_op_move_and_kernel_is_drawn() {
             seen.extend((*n < pieces).then(|| "empty pieces".to_string()));
         }
         for instruction in compiled.program.stages[0].segments.iter().flat_map(|s| &s.instructions) {
-            if let Instruction::Start { step, .. } | Instruction::Local { step, .. } = instruction {
+            let local = if let Instruction::Local { step, .. } = instruction { Some(step) } else { None };
+            seen.extend((instruction.transfers().len() > 1).then(|| "a bucket".to_string()));
+            for step in instruction.transfers().iter().map(|p| &p.step).chain(local) {
                 let max = matches!(step, Move::AllReduce { reduce: ir::Reduce::Max, .. });
                 seen.insert(if max { "all_reduce(max)".to_string() } else { step.name().to_string() });
                 seen.extend((step.axes().len() > 1).then(|| "a move over several axes".to_string()));
@@ -67,7 +69,13 @@ fn every_op_move_and_kernel_is_drawn() {
     let more = ["cast", "accumulate", "reshard", "assign", "tap"];
     let moves =
         ["all_reduce", "all_reduce(max)", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "slice"];
-    let ways = ["a move over several axes", "several axes on a dimension", "uneven pieces", "empty pieces"];
+    let ways = [
+        "a bucket",
+        "a move over several axes",
+        "several axes on a dimension",
+        "uneven pieces",
+        "empty pieces",
+    ];
     let kernels = ["a long map", "a map", "a contraction in batches", "a contraction", "a sum by index"];
     let functions = Unary::ALL.iter().map(|u| u.name()).chain(Binary::ALL.iter().map(|b| b.name()));
     let all = [&ops[..], &more, &moves, &ways, &kernels].concat();

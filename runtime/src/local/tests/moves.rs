@@ -60,7 +60,7 @@ fn chain(
         ids.push(to);
         let (step, token) = (step.clone(), i as u32);
         if step.is_collective() {
-            instructions.push(Instruction::Start { token, step, from, to });
+            instructions.push(Instruction::start(token, step, from, to));
             instructions.push(Instruction::Wait { token });
         } else {
             instructions.push(Instruction::Local { step, from, to });
@@ -235,7 +235,7 @@ fn in_flight_together() {
     for (i, step) in steps.iter().enumerate() {
         stage.buffers.push(buffer(DType::F32, &shape, step.after(&from), Region::Step));
         let (token, step) = (i as u32, step.clone());
-        instructions.push(Instruction::Start { token, step, from: BufferId(0), to: BufferId(token + 1) });
+        instructions.push(Instruction::start(token, step, BufferId(0), BufferId(token + 1)));
     }
     instructions.extend([2, 0, 3, 1].map(|token| Instruction::Wait { token }));
     stage.segments.push(Segment { kind: Kind::Optimizer, instructions });

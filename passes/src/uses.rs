@@ -1,0 +1,77 @@
+//! Who uses which buffer in a segment.
+
+use std::collections::{HashMap, HashSet};
+
+use ir::Reduce;
+use ir::program::{BufferId, Instruction};
+
+/// What the collectives of a segment make, by token.
+pub(crate) struct Made(HashMap<u32, Vec<BufferId>>);
+
+impl Made {
+    /// Of a segment.
+    pub(crate) fn of(all: &[Instruction]) -> Made {
+        Made(all.iter().filter_map(|i| i.started().map(|(token, _)| (token, i.writes()))).collect())
+    }
+
+    /// What an instruction reads, and what it writes; a wait writes what its collective makes.
+    pub(crate) fn uses(&self, instruction: &Instruction) -> (Vec<BufferId>, Vec<BufferId>) {
+        let mut writes = instruction.writes();
+        if let Instruction::Wait { token } = instruction {
+            writes.extend(self.0.get(token).into_iter().flatten());
+        }
+        (instruction.reads(), writes)
+    }
+}
+
+/// What only follows from reductions, and may as well come later in its segment whatever the rest of it does: a gradient's
+/// next collective, its slice, its addition to a sum over micro-batches. All that touches what these write, or writes what
+/// they read, follows too.
+pub(crate) fn following(all: &[Instruction]) -> HashSet<usize> {
+    let free = free(all);
+    let mut found = HashSet::new();
+    let mut reached: HashSet<BufferId> = HashSet::new();
+    for (i, instruction) in all.iter().enumerate().filter(|(i, _)| free.contains(i)) {
+        let (reads, writes) = (instruction.reads(), instruction.writes());
+        let follows = reads.iter().chain(&writes).any(|b| reached.contains(b));
+        let sums = instruction.transfers().iter().any(|t| t.step.reduce() == Some(Reduce::Sum));
+        if follows {
+            found.insert(i);
+        }
+        if follows || sums {
+            reached.extend(writes);
+        }
+    }
+    found
+}
+
+/// The launches, local moves and starts after which nothing that does not move touches what they write, or writes what they
+/// read.
+fn free(all: &[Instruction]) -> HashSet<usize> {
+    let made = Made::of(all);
+    // Of what stands behind and does not move.
+    let (mut touched, mut written): (HashSet<BufferId>, HashSet<BufferId>) = Default::default();
+    let mut found = HashSet::new();
+    for (i, instruction) in all.iter().enumerate().rev() {
+        let (reads, writes) = (instruction.reads(), instruction.writes());
+        let free = !writes.iter().any(|b| touched.contains(b)) && !reads.iter().any(|b| written.contains(b));
+        match instruction {
+            // It goes with its start.
+            Instruction::Wait { .. } => continue,
+            Instruction::Launch { .. } | Instruction::Local { .. } | Instruction::Start { .. } if free => {
+                found.insert(i);
+                continue;
+            }
+            Instruction::Launch { .. }
+            | Instruction::Local { .. }
+            | Instruction::Start { .. }
+            | Instruction::Feed { .. }
+            | Instruction::Assign { .. }
+            | Instruction::Tap { .. } => {}
+        }
+        let (reads, writes) = made.uses(instruction);
+        touched.extend(reads.iter().chain(&writes));
+        written.extend(writes);
+    }
+    found
+}
