@@ -10,6 +10,7 @@ use super::scan::{Scan, parse_shape, show_shape};
 use super::{ParseError, code, tables};
 use crate::graph::{Constraint, Loss, Mark, Precision, Recompute, Tag};
 use crate::rows::Strategy;
+use crate::schedule::Schedule;
 use crate::sharded::Reshard;
 use crate::{
     Decisions, Graph, Mesh, Name, Node, Op, Part, Scope, ShardedGraph, Sharding, Signature, Value, ValueType,
@@ -199,7 +200,10 @@ fn read(text: &str) -> Result<Read, ParseError> {
             read.line(line).map_err(|message| ParseError { line: i + 1, message })?;
         }
     }
-    all_or_none(&read).map_err(|message| ParseError { line: text.lines().count(), message })?;
+    let at_end = |message| ParseError { line: text.lines().count(), message };
+    all_or_none(&read).map_err(at_end)?;
+    let rows = std::mem::take(&mut read.decisions.schedule.rows);
+    read.decisions.schedule = Schedule::of_rows(rows).map_err(at_end)?;
     Ok(read)
 }
 
