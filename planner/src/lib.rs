@@ -14,6 +14,7 @@ pub mod plan;
 pub mod planfile;
 pub mod render;
 pub mod rules;
+pub mod schedules;
 mod timeline;
 pub mod units;
 pub mod zero;
