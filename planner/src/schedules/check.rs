@@ -1,9 +1,8 @@
 //! Whether a table is right: each stage does every micro-batch once, on its row, in an order that can be run, and then its
 //! optimizer. All that is broken is named, not the first.
 
-use std::collections::BTreeMap;
-
 use ir::schedule::{Action, Kind, Schedule};
+use rustc_hash::FxHashMap;
 
 use super::simulate::{Durations, Work, simulate};
 use super::stuck::Stuck;
@@ -131,20 +130,23 @@ fn uneven(schedule: &Schedule) -> Vec<Fault> {
 
 /// What is missing, doubled, or both whole and split.
 fn counts(schedule: &Schedule) -> Vec<Fault> {
-    let mut times: BTreeMap<Action, usize> = BTreeMap::new();
+    let microbatches = schedule.microbatches();
+    let mut times: FxHashMap<Action, usize> = FxHashMap::default();
     for action in schedule.rows.iter().flatten() {
         *times.entry(*action).or_default() += 1;
     }
     let repeatable = |kind| matches!(kind, Kind::Unshard | Kind::Drop);
     let again = times.iter().filter(|(action, n)| **n > 1 && !repeatable(action.kind));
+    let mut again: Vec<(Action, usize)> = again.map(|(action, n)| (*action, *n)).collect();
+    again.sort_unstable();
     let mut faults: Vec<Fault> =
-        again.map(|(action, times)| Fault::Again { action: *action, times: *times }).collect();
+        again.into_iter().map(|(action, times)| Fault::Again { action, times }).collect();
     for (stage, rank) in schedule.homes.iter().enumerate() {
         if faults.len() > MANY {
             break;
         }
         let mut needed = vec![Action::optimizer(stage)];
-        for m in 0..schedule.microbatches() {
+        for m in 0..microbatches {
             let [whole, input, weight] =
                 [Kind::Backward, Kind::Input, Kind::Weight].map(|k| Action::new(stage, k, m));
             let halves = [input, weight].into_iter().filter(|half| times.contains_key(half));
@@ -166,7 +168,7 @@ fn counts(schedule: &Schedule) -> Vec<Fault> {
 /// What is wrong in a row.
 fn row(schedule: &Schedule, rank: usize) -> Vec<Fault> {
     let row = &schedule.rows[rank];
-    let mut first: BTreeMap<Action, usize> = BTreeMap::new();
+    let mut first: FxHashMap<Action, usize> = FxHashMap::default();
     for (at, action) in row.iter().enumerate() {
         first.entry(action.gives()).or_insert(at);
     }

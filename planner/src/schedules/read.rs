@@ -35,13 +35,24 @@ pub enum ReadError {
         what: String,
     },
     /// A table that is not right.
-    #[error("{file}: the schedule is not right:\n  {}", faults.iter().map(Fault::to_string).collect::<Vec<_>>().join("\n  "))]
+    #[error("{file}: the schedule is not right:{}", listed(faults))]
     Faults {
         /// The file.
         file: String,
         /// All that is wrong.
         faults: Vec<Fault>,
     },
+}
+
+/// How many faults an error shows.
+const SHOWN: usize = 20;
+
+fn listed(faults: &[Fault]) -> String {
+    let mut out: String = faults.iter().take(SHOWN).map(|fault| format!("\n  {fault}")).collect();
+    if faults.len() > SHOWN {
+        out.push_str(&format!("\n  and {} more", faults.len() - SHOWN));
+    }
+    out
 }
 
 /// Reads a table and checks it. `file` is what errors call it.

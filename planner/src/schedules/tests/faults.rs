@@ -67,6 +67,20 @@ fn the_cycle_is_the_shortest() {
     );
 }
 
+#[test]
+fn what_is_in_no_row_is_not_waited_for() {
+    let schedule: Schedule = "0F0 0B0 0O\n1F0 1O".parse().unwrap();
+    let found = in_units(&schedule).unwrap_err().to_string();
+    assert_eq!(found, "rank 0 stands at 0B0, which needs 1I0, and no row has it");
+}
+
+#[test]
+fn a_file_of_nonsense_is_refused_at_once() {
+    let row: Vec<String> = (0..20_000).map(|i| format!("{i}F{i}")).collect();
+    let found = read(&row.join(" "), "x").unwrap_err().to_string();
+    assert_eq!(found.lines().count(), 22, "{found}");
+}
+
 /// The table with one action taken out, done twice, or moved to the next rank, for every action.
 fn spoiled(schedule: &Schedule) -> Vec<(String, Schedule)> {
     let mut spoiled = Vec::new();

@@ -165,3 +165,15 @@ fn what_is_refused() {
         assert_eq!(made(kind, &size).unwrap_err().to_string(), why);
     }
 }
+
+#[test]
+fn figures_are_written_as_the_plan_has_them() {
+    let figures = figures("zb-v", &table("zb-v", 1, 1, 2)).unwrap();
+    assert_eq!(
+        serde_json::to_string(&figures).unwrap(),
+        "{\"kind\":\"zb-v\",\"stages\":1,\"virtual\":2,\"microbatches\":1,\"forward_slots\":2,\
+         \"forward_utilization\":1.0,\"boundary_transfers_per_microbatch\":0,\
+         \"ideal\":{\"makespan\":3.0,\"bubble_fraction\":0.0,\"in_flight\":[1.0]},\
+         \"table\":[[\"0F0\",\"1F0\",\"1I0\",\"1W0\",\"0I0\",\"0W0\",\"0O\",\"1O\"]]}"
+    );
+}

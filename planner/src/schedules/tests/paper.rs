@@ -1,8 +1,11 @@
+//! Times that are published, or follow in closed form.
+//!
 //! Zero Bubble (Qi et al., arXiv 2401.10241): with the times of its table 9 the bubble rates of its table 5, to the 4 digits
 //! that it prints. A rate is 1 - M (F + I + W) / the largest span of a rank.
 
 use super::table;
-use crate::schedules::simulate::{Durations, Work, simulate};
+use crate::schedules::read::read;
+use crate::schedules::simulate::{Durations, Span, Work, simulate};
 
 /// P, M; milliseconds of F, I, W and a hop; rates of 1F1B, ZB-H1, ZB-H2.
 const RATES: [(usize, usize, [f64; 4], [f64; 3]); 12] = [
@@ -32,4 +35,45 @@ fn bubble_rates_of_zero_bubble() {
             assert_eq!(format!("{got:.4}"), format!("{rate:.4}"), "{kind} P={stages} M={microbatches}");
         }
     }
+}
+
+/// Closed forms of the same steps, where a hop is pure latency and P divides M. With T = F + I + W and hop h: 1F1B
+/// (M + P - 1) T + h (2 M (P - 1) / P + 2 (P - 2)); ZB-H1 M T + (P - 1)(F + I - W + 4 h); ZB-H2, by its longest span,
+/// M T + (P - 1)(F + I - 2 W + 2 h); interleaved (M + (P - 1) / L) T + h (2 P L - 2). Equal to 1e-9 of the step.
+#[test]
+fn steps_in_closed_form() {
+    for (stages, microbatches, [f, i, w, h], _) in RATES {
+        let (p, m, t) = (stages as f64, microbatches as f64, f + i + w);
+        for (kind, virtuals, expected) in [
+            ("1f1b", 1, (m + p - 1.0) * t + h * (2.0 * m * (p - 1.0) / p + 2.0 * (p - 2.0))),
+            ("zb-h1", 1, m * t + (p - 1.0) * (f + i - w + 4.0 * h)),
+            ("zb-h2", 1, m * t + (p - 1.0) * (f + i - 2.0 * w + 2.0 * h)),
+            ("interleaved", 2, (m + (p - 1.0) / 2.0) * t + h * (4.0 * p - 2.0)),
+            ("interleaved", 4, (m + (p - 1.0) / 4.0) * t + h * (8.0 * p - 2.0)),
+        ] {
+            let l = virtuals as f64;
+            let work = Work { forward: f / l, input: i / l, weight: w / l, optimizer: 0.0 };
+            let durations = Durations::even(work, stages * virtuals, h);
+            let times = simulate(&table(kind, stages, microbatches, virtuals), &durations).unwrap();
+            let got = if kind == "zb-h2" { times.longest_span() } else { times.makespan() };
+            assert!((got / expected - 1.0).abs() < 1e-9, "{kind} {virtuals} P={stages}: {got} {expected}");
+        }
+    }
+}
+
+#[test]
+fn a_small_step_by_hand() {
+    let schedule = read("0F0 0F1 0B0 0I1 0W1 0O\n1F0 1B0 1F1 1B1 1O", "by hand").unwrap();
+    let first = Work { forward: 1.0, input: 2.0, weight: 3.0, optimizer: 0.5 };
+    let second = Work { forward: 4.0, input: 1.0, weight: 2.0, optimizer: 0.25 };
+    let times = simulate(&schedule, &Durations { stages: vec![first, second], hop: 0.5 }).unwrap();
+    let spans =
+        |row: &[(f64, f64)]| row.iter().map(|(start, end)| Span { start: *start, end: *end }).collect();
+    let rows: [Vec<Span>; 2] = [
+        spans(&[(0.0, 1.0), (1.0, 2.0), (9.0, 14.0), (16.0, 18.0), (18.0, 21.0), (21.0, 21.5)]),
+        spans(&[(1.5, 5.5), (5.5, 8.5), (8.5, 12.5), (12.5, 15.5), (15.5, 15.75)]),
+    ];
+    assert_eq!(times.rows, rows);
+    assert_eq!((times.makespan(), times.span(1), times.busy(1)), (21.5, 14.25, 14.25));
+    assert_eq!(times.bubble_fraction(), 1.0 - (12.5 + 14.25) / 43.0);
 }
