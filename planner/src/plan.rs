@@ -12,6 +12,7 @@ use serde::Serialize;
 
 use crate::cluster::Cluster;
 use crate::cost::Lies;
+use crate::schedules::figures::{Figures, figures};
 use crate::{cost, names, timeline};
 
 /// A plan.
@@ -32,7 +33,7 @@ pub struct Plan {
     /// Bytes a rank.
     pub memory: Memory,
     /// Who does what when.
-    pub schedule: SchedulePlan,
+    pub schedule: Figures,
     /// Seconds.
     pub time: Time,
     /// How each matrix product is split, and each reshard goes; empty unless a search was asked why.
@@ -157,40 +158,6 @@ pub struct StageMemory {
     pub peak: usize,
 }
 
-/// The schedule.
-#[derive(Clone, Debug, Serialize)]
-pub struct SchedulePlan {
-    /// Which.
-    pub kind: &'static str,
-    /// Physical stages.
-    pub stages: usize,
-    /// Virtual stages a rank.
-    pub r#virtual: usize,
-    /// Micro-batches a step.
-    pub microbatches: usize,
-    /// L M + P - 1.
-    pub forward_slots: usize,
-    /// L M over the slots.
-    pub forward_utilization: f64,
-    /// One direction.
-    pub boundary_transfers_per_microbatch: usize,
-    /// In units where F, I and W each take 1.
-    pub ideal: Ideal,
-    /// The actions of each stage.
-    pub table: Vec<Vec<String>>,
-}
-
-/// The schedule without communication, all actions alike.
-#[derive(Clone, Debug, Serialize)]
-pub struct Ideal {
-    /// Units.
-    pub makespan: usize,
-    /// Idle over the whole step.
-    pub bubble_fraction: f64,
-    /// Micro-batches alive at most, by rank of the pipeline.
-    pub in_flight: Vec<usize>,
-}
-
 /// Seconds of a step.
 #[derive(Clone, Debug, Serialize)]
 pub struct Time {
@@ -274,7 +241,7 @@ pub fn plan(sharded: &ShardedGraph, program: &Program, cluster: &Cluster) -> Pla
         comm_total: CommTotal { wire_bytes_per_rank, by_op },
         bucket_bytes: program.bucket_bytes,
         memory: memory(program, cluster),
-        schedule: schedule(sharded, program),
+        schedule: schedule(sharded),
         time,
         choices: Vec::new(),
         full_gathers: full_gathers(sharded),
@@ -440,34 +407,9 @@ fn memory(program: &Program, cluster: &Cluster) -> Memory {
     Memory { peak_bytes, fits, available_bytes: cluster.memory, stages }
 }
 
-fn schedule(sharded: &ShardedGraph, program: &Program) -> SchedulePlan {
-    let (stages, microbatches) = (program.stages.len(), program.microbatches);
-    let table: Vec<Vec<String>> =
-        sharded.decisions.schedule.rows.iter().map(|r| r.iter().map(ToString::to_string).collect()).collect();
-    let units = |kind: Kind| match kind {
-        Kind::Forward | Kind::Input | Kind::Weight => 1,
-        Kind::Backward => 2,
-        Kind::Begin | Kind::Unshard | Kind::Drop | Kind::Reduce | Kind::Optimizer => 0,
-    };
-    // One stage: its row is the makespan, and nothing waits.
-    let row = sharded.decisions.schedule.rows.first();
-    let makespan = row.into_iter().flatten().map(|a| units(a.kind)).sum();
-    let slots = microbatches + stages - 1;
-    SchedulePlan {
-        kind: "1f1b",
-        stages,
-        r#virtual: 1,
-        microbatches,
-        forward_slots: slots,
-        forward_utilization: microbatches as f64 / slots as f64,
-        boundary_transfers_per_microbatch: stages - 1,
-        ideal: Ideal {
-            makespan,
-            bubble_fraction: 0.0,
-            in_flight: program.stages.iter().map(|s| s.slots).collect(),
-        },
-        table,
-    }
+fn schedule(sharded: &ShardedGraph) -> Figures {
+    let wrong = |stuck| unreachable!("a table that was lowered runs: {stuck}");
+    figures("1f1b", &sharded.decisions.schedule).unwrap_or_else(wrong)
 }
 
 fn full_gathers(sharded: &ShardedGraph) -> Vec<FullGather> {
