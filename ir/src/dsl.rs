@@ -22,6 +22,7 @@
 //!
 //! What is wrong is collected, each with the place in the model's source, and reported by [`Model::finish`].
 
+mod random;
 mod top;
 
 use std::collections::BTreeMap;
@@ -142,7 +143,7 @@ impl Model {
     }
 
     #[track_caller]
-    fn wrong(&mut self, message: String) {
+    pub(crate) fn wrong(&mut self, message: String) {
         let at = Location::caller();
         self.errors.push(BuildError { file: at.file(), line: at.line(), message });
     }

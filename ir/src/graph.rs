@@ -241,6 +241,28 @@ impl Graph {
         self.states.iter().find(|s| &*s.name == name)
     }
 
+    /// Gives random ops that have no seed this one.
+    pub fn seed(&mut self, seed: u64) {
+        for node in &mut self.nodes {
+            if let Op::Random(draw) = &mut node.op
+                && draw.seed == 0
+            {
+                draw.seed = seed;
+            }
+        }
+    }
+
+    /// By value whether it comes from random numbers, indices and constants alone: it costs no memory to have it again.
+    pub fn drawn(&self) -> Vec<bool> {
+        let given = self.given();
+        let mut drawn = vec![false; self.values.len()];
+        for node in &self.nodes {
+            let random = matches!(node.op, Op::Random(_)) || node.args.iter().any(|v| drawn[v.index()]);
+            node.results.iter().for_each(|v| drawn[v.index()] = random && given[v.index()]);
+        }
+        drawn
+    }
+
     /// By value whether it comes from indices and constants alone.
     pub fn given(&self) -> Vec<bool> {
         let mut given = vec![false; self.values.len()];

@@ -11,7 +11,7 @@
 //! }
 //! ```
 
-use crate::{Axis, Binary, DType, Dim, Name, Reduce, Unary};
+use crate::{Axis, Binary, DType, Dim, Draw, Name, Reduce, Unary};
 
 /// A loop: the name and global size of the factor that it runs over, and the axes that split it.
 /// A rank runs over its own piece.
@@ -61,6 +61,15 @@ pub enum Step {
     Const(f64),
     /// The global index along a loop of the space, or of the row.
     Iota(usize),
+    /// A uniform number in [0, 1), as [`crate::Op::Random`] says.
+    Random {
+        /// Which numbers.
+        draw: Draw,
+        /// The row, the position and the step.
+        counter: [Register; 3],
+        /// Loops of the space, or of the row: the rest of the counter is the row-major global index over them.
+        inner: Dim,
+    },
     /// A function.
     Unary(Unary, Register),
     /// A function.
@@ -193,6 +202,7 @@ impl Step {
             Step::Binary(_, a, b) => vec![*a, *b],
             Step::Add(all) | Step::Mul(_, all) => all.clone(),
             Step::Select(c, a, b) => vec![*c, *a, *b],
+            Step::Random { counter, .. } => counter.to_vec(),
         }
     }
 
@@ -216,6 +226,9 @@ impl Step {
             Step::Add(all) => Step::Add(all.iter().map(|r| to(*r)).collect()),
             Step::Mul(s, all) => Step::Mul(*s, all.iter().map(|r| to(*r)).collect()),
             Step::Select(c, a, b) => Step::Select(to(*c), to(*a), to(*b)),
+            Step::Random { draw, counter, inner } => {
+                Step::Random { draw: draw.clone(), counter: counter.map(to), inner: inner.clone() }
+            }
         }
     }
 
@@ -227,6 +240,7 @@ impl Step {
             | Step::LoadAt { .. }
             | Step::Const(_)
             | Step::Iota(_)
+            | Step::Random { .. }
             | Step::Unary(..)
             | Step::Binary(..)
             | Step::Add(_)
@@ -262,6 +276,7 @@ impl Step {
             | Step::LoadAt { .. }
             | Step::Const(_)
             | Step::Iota(_)
+            | Step::Random { .. }
             | Step::Unary(..)
             | Step::Binary(..)
             | Step::Add(_)
@@ -304,6 +319,7 @@ impl Map {
                 Step::Load { access, .. } => inner(access),
                 Step::LoadAt { access, .. } => inner(access) || used,
                 Step::Iota(l) => *l >= first,
+                Step::Random { inner, .. } => inner.iter().any(|l| *l >= first) || used,
                 Step::Row(..) => false,
                 Step::Const(_)
                 | Step::Unary(..)

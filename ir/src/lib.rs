@@ -1,6 +1,7 @@
 //! The nouns of meshc: what flows from the user's model to the instructions that run. Knows no other crate.
 
 pub mod composite;
+mod draw;
 pub mod dsl;
 mod dtype;
 pub mod graph;
@@ -19,6 +20,7 @@ mod text;
 pub mod verify;
 pub mod verify_program;
 
+pub use draw::Draw;
 pub use dtype::DType;
 pub use graph::{Graph, Node, Part, Scope, Value, ValueType};
 pub use mesh::{Axis, Mesh, MeshError, Name};

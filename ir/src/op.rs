@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::signature::{Dim, Factor};
-use crate::{Name, Reduce, Signature};
+use crate::{Draw, Name, Reduce, Signature};
 
 /// A function of one number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -131,6 +131,11 @@ pub enum Op {
     Const(f64),
     /// The global index along its one dimension.
     Iota,
+    /// `b, b s, () -> b s d`: uniform numbers in [0, 1), multiples of 2^-24. Operands are three integers, the row of the
+    /// global batch, the position in the sequence, and the step; with them and the draw a number follows from the global
+    /// row-major index over the factors that no operand has ([`Signature::inner`]). Operands are counted modulo 2^32, and
+    /// no gradient flows through it.
+    Random(Draw),
     /// `scale` times the product of the operands, summed over the factors that the result lacks, broadcast over
     /// those that only the result has. Matrix products, products, sums, transposes and broadcasts are its signatures.
     Einsum {
@@ -193,6 +198,7 @@ impl Op {
             | Op::State(_)
             | Op::Const(_)
             | Op::Iota
+            | Op::Random(_)
             | Op::Einsum { .. }
             | Op::Add
             | Op::Unary(_)
@@ -221,6 +227,7 @@ impl Op {
             | Op::State(_)
             | Op::Const(_)
             | Op::Iota
+            | Op::Random(_)
             | Op::Einsum { .. }
             | Op::Add
             | Op::ReduceMax
@@ -282,6 +289,7 @@ impl Op {
             | Op::State(_)
             | Op::Const(_)
             | Op::Iota
+            | Op::Random(_)
             | Op::TopK
             | Op::Unary(
                 Unary::Exp
@@ -333,7 +341,7 @@ impl Op {
             | Op::Assign(_)
             | Op::Tap(_) => Some(1),
             Op::Binary(_) | Op::Gather | Op::Scatter => Some(2),
-            Op::Select => Some(3),
+            Op::Select | Op::Random(_) => Some(3),
             Op::Einsum { .. } | Op::Add => None,
         }
     }
@@ -346,6 +354,7 @@ impl fmt::Display for Op {
             Op::State(name) => write!(f, "state({name})"),
             Op::Const(c) => write!(f, "const({c:?})"),
             Op::Iota => f.write_str("iota"),
+            Op::Random(draw) => write!(f, "random({draw})"),
             Op::Einsum { scale } if *scale == 1.0 => f.write_str("einsum"),
             Op::Einsum { scale } => write!(f, "einsum({scale:?})"),
             Op::Add => f.write_str("add"),
@@ -379,6 +388,7 @@ impl Op {
             "state" => Ok(Op::State(needs()?.into())),
             "const" => Ok(Op::Const(number(needs()?)?)),
             "iota" => plain(Op::Iota),
+            "random" => Ok(Op::Random(needs()?.parse()?)),
             "einsum" => Ok(Op::Einsum { scale: attribute.map_or(Ok(1.0), number)? }),
             "add" => plain(Op::Add),
             "reduce_max" => plain(Op::ReduceMax),

@@ -164,6 +164,12 @@ impl Signature {
         dims.iter().any(|d| d.contains(&factor))
     }
 
+    /// The factors of the result that no operand has, in its order: over them a random op counts.
+    pub fn inner(&self) -> Vec<Factor> {
+        let result = self.results.iter().flatten().flatten();
+        result.copied().filter(|f| !self.args.iter().any(|a| Signature::has(a, *f))).collect()
+    }
+
     /// Whether some result has the factor.
     pub fn in_results(&self, factor: Factor) -> bool {
         self.results.iter().any(|dims| Signature::has(dims, factor))

@@ -131,6 +131,9 @@ pub enum Fault {
     /// No signature of a top-k.
     #[error("`{0}` is no top-k: one reads `b v -> b k two`, with a last dimension of size 2")]
     NotTopK(String),
+    /// A random op that draws more numbers at one row, position and step than 32 bits count.
+    #[error("draws {0} numbers for one position; at most 2^32 are told apart")]
+    Counter(usize),
     /// A part of the step uses a later one.
     #[error("is of part {0}, but uses {1} of part {2}")]
     PartOrder(&'static str, Value, &'static str),
@@ -313,6 +316,12 @@ fn check_shapes(graph: &Graph, node: &Node, report: &mut impl FnMut(Fault)) {
     if matches!(node.op, Op::Gather | Op::Scatter) && node.op.looked_up(&node.signature).is_none() {
         report(Fault::NoLookup(node.signature.to_string()));
     }
+    if let Op::Random(_) = node.op {
+        let inner = node.signature.inner().iter().map(|f| node.sizes[*f]).product::<usize>();
+        if inner as u64 > 1 << 32 {
+            report(Fault::Counter(inner));
+        }
+    }
     if node.op == Op::TopK {
         let pairs = node.signature.results[0].last().and_then(|d| node.sizes.get(*d.first()?));
         if node.op.searched(&node.signature).is_none() || pairs != Some(&2) {
@@ -377,6 +386,13 @@ fn check_types(graph: &Graph, node: &Node, report: &mut impl FnMut(Fault)) {
             needs(floats && result == Some(F32), "needs floats and gives f32");
         }
         Op::Iota => needs(integer(result) || result == Some(F32), "gives integers or f32"),
+        Op::Random(_) => {
+            let integers = (0..3).all(|i| integer(arg(i)));
+            needs(
+                integers && result == Some(F32),
+                "needs three operands of integers (row, position, step) and gives f32",
+            );
+        }
         Op::Input(name) => {
             let Some(input) = graph.inputs.iter().find(|i| i.name == *name) else {
                 return report(Fault::Missing("input", name.to_string()));

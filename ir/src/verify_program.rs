@@ -362,6 +362,13 @@ impl Check<'_> {
                 Step::Row(Reduce::Top, _) => self.report(at, ProgramFault::PairsOfMap(i)),
                 Step::Row(_, r) if !point[*r] => self.report(at, ProgramFault::RowOfRow(i)),
                 Step::Iota(l) if *l >= n => self.report(at, ProgramFault::Undefined(i, format!("loop {l}"))),
+                Step::Random { inner, .. } => {
+                    let here = |l: &&usize| **l >= n;
+                    let twice = (1..inner.len()).find(|i| inner[..*i].contains(&inner[*i]));
+                    if let Some(l) = inner.iter().find(here).or(twice.map(|i| &inner[i])) {
+                        self.report(at, ProgramFault::Undefined(i, format!("loop {l}")));
+                    }
+                }
                 Step::Row(..)
                 | Step::Iota(_)
                 | Step::Const(_)

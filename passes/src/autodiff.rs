@@ -359,6 +359,7 @@ impl Back {
             | Op::Scatter
             | Op::Const(_)
             | Op::Iota
+            | Op::Random(_)
             | Op::TopK
             | Op::Input(_)
             | Op::State(_)

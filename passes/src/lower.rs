@@ -190,6 +190,7 @@ impl Lowering<'_> {
             }
             Op::Const(_)
             | Op::Iota
+            | Op::Random(_)
             | Op::Einsum { .. }
             | Op::Add
             | Op::ReduceMax

@@ -95,16 +95,7 @@ struct Shared {
 }
 
 fn update(m: &mut Model, a: &AdamW, gradients: &[(Name, Value)], inverse: &Tensor, layers: &[u32]) {
-    let role = Role::Step;
-    let step = State {
-        name: "step".into(),
-        dtype: DType::I32,
-        dims: Vec::new(),
-        role,
-        init: Init::Zeros,
-        views: vec![],
-    };
-    let step = m.state(step);
+    let step = m.step();
     let grads: Vec<(Name, Tensor)> = gradients
         .iter()
         .map(|(name, v)| {

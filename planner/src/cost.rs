@@ -1,6 +1,6 @@
 //! What an instruction costs a rank, from the very instruction that runs: operations, bytes, seconds.
 
-use ir::kernel::{Body, Kernel};
+use ir::kernel::{Body, Kernel, Step};
 use ir::program::{Buffer, BufferId, Stage, Transfer};
 use ir::{DType, Mesh, Move, Sharding, bound, local_shape};
 
@@ -32,13 +32,23 @@ pub fn launch(kernel: &Kernel, reads: &[BufferId], writes: &[BufferId], stage: &
         }
     };
     let each = match &kernel.body {
-        Body::Map(map) => map.steps.iter().filter(|s| !s.uses().is_empty()).count() as f64,
+        Body::Map(map) => map.steps.iter().map(step).sum(),
         Body::Contract(_) => 2.0,
         Body::Scatter(_) | Body::TopK(_) => 1.0,
     };
     let bytes = reads.iter().chain(writes).map(|b| stage.buffers[b.index()].bytes(mesh) as f64).sum();
     let bf16 = matches!(kernel.body, Body::Contract(_)) && kernel.reads[0] == DType::BF16;
     Work { flops: points * each, bytes, bf16 }
+}
+
+/// Operations of one random number: ten rounds of two wide products, four exclusive ors and two sums give four, and each
+/// is then made a float.
+pub const DRAW: f64 = 24.0;
+
+/// Operations of a step at a point.
+fn step(step: &Step) -> f64 {
+    let computes = !step.uses().is_empty();
+    if let Step::Random { .. } = step { DRAW } else { f64::from(u8::from(computes)) }
 }
 
 /// Seconds of a launch: the longer of computing and moving bytes (Williams et al., "Roofline"), and the start.

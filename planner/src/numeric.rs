@@ -24,6 +24,9 @@ const PROGRAM: f64 = 2e-4;
 /// The same where activations are bf16, of 8 bits: a gradient is a sum of products that each passed some of them.
 const MIXED: f64 = 5e-2;
 
+/// The input that says which row of the global batch each is.
+const ROW: &str = "row";
+
 /// A value that is wrong.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Wrong {
@@ -151,7 +154,17 @@ fn differs(name: &str, found: &Tensor<f32>, want: &Tensor<f64>, limit: f64) -> O
 /// Random inputs for each micro-batch of a step, and states.
 pub fn all_feeds(sharded: &ShardedGraph, seed: u64) -> Vec<Feeds<f64>> {
     let microbatches = sharded.decisions.schedule.microbatches();
-    (0..microbatches).map(|m| feeds(&sharded.graph, seed + m as u64)).collect()
+    (0..microbatches)
+        .map(|m| {
+            let mut feeds = feeds(&sharded.graph, seed + m as u64);
+            // Each micro-batch has rows of its own.
+            if let Some(row) = feeds.get_mut(ROW) {
+                let n = row.data.len();
+                row.data.iter_mut().for_each(|x| *x += (m * n) as f64);
+            }
+            feeds
+        })
+        .collect()
 }
 
 /// Random inputs and states for a graph: parameters as they start, indices inside what they look up, and every fifth
@@ -188,6 +201,8 @@ pub fn feeds(graph: &Graph, seed: u64) -> Feeds<f64> {
         let last = shape.last().copied().unwrap_or(1).max(1);
         let value = if input.dtype.is_float() {
             Tensor::from_fn(&shape, |i| f64::from(normal(seed, stream, i as u64)))
+        } else if &*input.name == ROW {
+            Tensor::from_fn(&shape, |i| i as f64)
         } else if &*input.name == "position" {
             Tensor::from_fn(&shape, |i| (i % last) as f64)
         } else {

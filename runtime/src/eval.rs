@@ -5,8 +5,8 @@ use std::ops::Range;
 use ir::signature::Dim;
 use ir::{Binary, Factor, Node, Op, Unary};
 
-use crate::pairs;
 use crate::tensor::{Real, Tensor, larger};
+use crate::{draw, pairs};
 
 /// What a node's result is, given its operands, where each factor runs over `ranges`, this rank's part of its global
 /// range. Factors of an operand that is split hold only that part.
@@ -33,6 +33,8 @@ pub fn eval<T: Real>(node: &Node, ranges: &[Range<usize>], args: &[&Tensor<T>]) 
     let lens: Vec<usize> =
         (0..ranges.len()).map(|f| if Some(f) == looked { 1 } else { ranges[f].len() }).collect();
     let mut at = vec![0usize; ranges.len()];
+    let key = if let Op::Random(of) = &node.op { draw::key(of) } else { [0; 2] };
+    let inner = s.inner();
     // Sums are made in f64 and rounded once, so that f32 here is the best that f32 can be.
     let mut sums = vec![start; out.data.len()];
     for _ in 0..lens.iter().product::<usize>() {
@@ -42,6 +44,11 @@ pub fn eval<T: Real>(node: &Node, ranges: &[Range<usize>], args: &[&Tensor<T>]) 
         match &node.op {
             Op::Const(c) => sums[o] = *c,
             Op::Iota => sums[o] = (ranges[s.results[0][0][0]].start + at[s.results[0][0][0]]) as f64,
+            Op::Random(_) => {
+                let index = inner.iter().fold(0, |i, f| i * node.sizes[*f] + ranges[*f].start + at[*f]);
+                let counter = draw::counter([x(0), x(1), x(2)]);
+                sums[o] = f64::from(draw::number(key, counter, index as u32));
+            }
             Op::Einsum { scale } => sums[o] += scale * (0..args.len()).map(x).product::<f64>(),
             Op::Add => sums[o] = (0..args.len()).map(x).sum(),
             Op::ReduceMax => sums[o] = larger(sums[o], x(0)),

@@ -3,6 +3,7 @@
 pub mod checkpoint;
 pub mod cpu;
 pub mod data;
+pub mod draw;
 pub mod eval;
 pub mod files;
 pub mod local;

@@ -31,5 +31,5 @@ fn the_text_form_is_as_its_page_says() {
         assert_eq!(program.to_string(), without_comments(text));
         assert_eq!(verify_program(&program), Ok(()));
     }
-    assert_eq!(["graph", "sharded", "program"].map(|l| blocks(page, l).len()), [1, 1, 1]);
+    assert_eq!(["graph", "sharded", "program"].map(|l| blocks(page, l).len()), [2, 1, 1]);
 }

@@ -145,6 +145,7 @@ fn rule(fault: &Fault) -> &'static str {
         Fault::AssignedTwice(_) => "assigned twice",
         Fault::NoLookup(_) => "no lookup",
         Fault::NotTopK(_) => "not top-k",
+        Fault::Counter(_) => "counter",
         Fault::NoPairs(_) => "no pairs",
         Fault::PartOrder(..) => "part order",
         Fault::Dims { .. } => "dims",
@@ -156,7 +157,7 @@ fn rule(fault: &Fault) -> &'static str {
     }
 }
 
-const RULES: [&str; 27] = [
+const RULES: [&str; 28] = [
     "use before def",
     "defined",
     "arity",
@@ -176,6 +177,7 @@ const RULES: [&str; 27] = [
     "assigned twice",
     "no lookup",
     "not top-k",
+    "counter",
     "no pairs",
     "part order",
     "dims",

@@ -199,6 +199,7 @@ fn ops() -> BTreeSet<String> {
     ops.extend([
         Op::Const(1.0),
         Op::Iota,
+        Op::Random(ir::Draw { name: name(), seed: 0 }),
         Op::Einsum { scale: 1.0 },
         Op::Add,
         Op::ReduceMax,
@@ -209,7 +210,7 @@ fn ops() -> BTreeSet<String> {
     ops.extend(Unary::ALL.map(Op::Unary));
     ops.extend(Binary::ALL.map(Op::Binary));
     let text = |op: Op| match op {
-        Op::Input(_) | Op::State(_) | Op::Const(_) | Op::Assign(_) | Op::Tap(_) => {
+        Op::Input(_) | Op::State(_) | Op::Const(_) | Op::Random(_) | Op::Assign(_) | Op::Tap(_) => {
             op.to_string().split('(').next().unwrap_or("").to_string()
         }
         Op::Iota

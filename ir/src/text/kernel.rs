@@ -77,6 +77,10 @@ fn show_step(i: usize, step: &Step, names: &[&Loop]) -> String {
         }
         Step::Const(c) => format!("const {c:?}"),
         Step::Iota(l) => format!("iota {}", names[*l].name),
+        Step::Random { draw, counter, inner } => {
+            let inner = inner.iter().map(|l| vec![*l]).collect();
+            format!("random({draw}) {} {}", list(counter), show_access(&inner, names))
+        }
         Step::Unary(u, r) => format!("{} r{r}", u.name()),
         Step::Binary(b, x, y) => format!("{} r{x}, r{y}", b.name()),
         Step::Add(all) => format!("add {}", list(all)),
@@ -248,6 +252,15 @@ pub(super) fn parse_step(line: &str, map: &Map) -> Result<Step, String> {
         }
         "const" => Step::Const(scan.number()?),
         "iota" => Step::Iota(loop_named(scan.word()?, &names)?),
+        "random" => {
+            let draw = attribute.ok_or("a random number reads `random(name) r0, r1, r2 [d]`")?.parse()?;
+            let all = registers(&mut scan, reg)?;
+            let [row, position, step] = all[..] else {
+                return Err("random takes three registers: row, position, step".to_string());
+            };
+            let inner = parse_access(&mut scan, &names)?.concat();
+            Step::Random { draw, counter: [row, position, step], inner }
+        }
         "add" | "mul" => {
             let all = if scan.done() { Vec::new() } else { registers(&mut scan, reg)? };
             let scale =

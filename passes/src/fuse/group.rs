@@ -214,6 +214,9 @@ impl Group {
                     }
                 }
                 Step::Iota(l) => Step::Iota(loops[l]),
+                Step::Random { draw, counter, inner } => {
+                    Step::Random { draw, counter, inner: inner.iter().map(|l| loops[*l]).collect() }
+                }
                 Step::Store { write, access, of } => {
                     let write = self.write(other.writes[write]);
                     Step::Store { write, access: rename(&access), of }
@@ -268,6 +271,7 @@ impl Group {
                 | Step::LoadAt { .. }
                 | Step::Const(_)
                 | Step::Iota(_)
+                | Step::Random { .. }
                 | Step::Unary(..)
                 | Step::Binary(..)
                 | Step::Add(_)

@@ -167,6 +167,11 @@ impl<'a> Writer<'a> {
         let result = match &node.op {
             Op::Const(c) => self.push(Step::Const(*c)),
             Op::Iota => self.push(Step::Iota(0)),
+            Op::Random(draw) => {
+                let counter = [0, 1, 2].map(|i| self.load(i));
+                let inner = node.signature.inner().into_iter().map(|f| self.of_factor[f]).collect();
+                self.push(Step::Random { draw: draw.clone(), counter, inner })
+            }
             Op::Gather => {
                 let at = self.load(1);
                 let access = self.access(&node.signature.args[0]);

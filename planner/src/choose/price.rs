@@ -73,8 +73,10 @@ pub fn sent(
 /// Whether an op is computed element by element, so that it joins what is computed before it in one kernel.
 pub fn is_map(node: &Node) -> bool {
     let alone = |f| node.signature.results.iter().all(|r| ir::Signature::has(r, f));
-    let maps =
-        matches!(node.op, Op::Einsum { .. } | Op::Add | Op::Unary(_) | Op::Binary(_) | Op::Select | Op::Cast);
+    let maps = matches!(
+        node.op,
+        Op::Einsum { .. } | Op::Add | Op::Unary(_) | Op::Binary(_) | Op::Select | Op::Cast | Op::Random(_)
+    );
     maps && (0..node.sizes.len()).all(alone)
 }
 
@@ -111,7 +113,9 @@ pub fn work(
             (false, true) => bytes(*v, sharding),
             (false, false) => 0.0,
         });
-    let flops = if product { 2.0 * points } else { points };
+    let drawn = matches!(node.op, Op::Random(_));
+    let each = if drawn { cost::DRAW } else { f64::from(1 + u8::from(product)) };
+    let flops = each * points;
     let bf16 = product && node.args.iter().all(|v| graph.ty(*v).dtype == DType::BF16);
     Work { flops, bytes: read.sum::<f64>() + written, bf16 }
 }

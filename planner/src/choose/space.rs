@@ -334,7 +334,10 @@ impl<'a> Space<'a> {
         let mut dtypes: Vec<DType> = node.args.iter().map(|v| graph.ty(*v).dtype).collect();
         dtypes.extend(node.results.iter().map(|v| graph.ty(*v).dtype));
         let named = matches!(node.op, Op::Input(_) | Op::State(_) | Op::Assign(_) | Op::Tap(_));
+        // What is drawn matters as little as the name of a state.
+        let drawn = matches!(node.op, Op::Random(_));
         let name = if named { node.results.len().to_string() } else { node.op.to_string() };
+        let name = if drawn { "random".to_string() } else { name };
         // Factors on which the outer part of a refined axis may lie alone.
         let alone: Vec<bool> = (0..node.sizes.len())
             .flat_map(|f| mesh.all().map(move |a| (f, a)))

@@ -6,6 +6,7 @@ use std::sync::OnceLock;
 use ir::{Binary, Reduce, Unary};
 
 use super::math;
+use crate::draw;
 
 /// `d[i] = f(a[i])`: destination, operand, lanes. The two do not overlap.
 pub type Map1 = unsafe fn(*mut f32, *const f32, usize);
@@ -15,6 +16,9 @@ pub type Map2 = unsafe fn(*mut f32, *const f32, *const f32, usize);
 pub type Map3 = unsafe fn(*mut f32, *const f32, *const f32, *const f32, usize);
 /// One number for each row of lanes, or lanes from one number a row: destination, operand, rows, lanes of a row.
 pub type Rows = unsafe fn(*mut f32, *const f32, usize, usize);
+
+/// Random numbers of neighbouring inner indices: destination, key, counter, first index.
+pub type Drawn = unsafe fn(&mut [f32], [u32; 2], [u32; 3], u32);
 
 /// One number from lanes.
 pub type Total = unsafe fn(*const f32, usize) -> f64;
@@ -57,6 +61,8 @@ pub struct Lanes {
     pub total: fn(Reduce) -> Total,
     /// Repeats a row's number over the row.
     pub expand: Rows,
+    /// Random numbers.
+    pub draw: Drawn,
     /// Rounded to bfloat16.
     pub round_bf16: Map1,
     /// bfloat16 to f32.
@@ -282,6 +288,11 @@ macro_rules! stamp {
             }
 
             #[$feature]
+            unsafe fn drawn(d: &mut [f32], key: [u32; 2], counter: [u32; 3], first: u32) {
+                draw::lanes(d, key, counter, first);
+            }
+
+            #[$feature]
             unsafe fn load_bf16(d: *mut f32, a: *const u16, n: usize) {
                 // SAFETY: the caller gives `n` lanes of each, which do not overlap.
                 let (d, a) = unsafe { (write(d, n), read(a, n)) };
@@ -363,6 +374,7 @@ macro_rules! stamp {
                 rows: rows_by,
                 total: total_by,
                 expand,
+                draw: drawn,
                 round_bf16,
                 load_bf16,
                 store_bf16,

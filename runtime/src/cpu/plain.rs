@@ -10,6 +10,7 @@ use ir::{Binary, DType, Reduce};
 
 use super::convert::cast;
 use super::layout::ranges;
+use crate::draw;
 use crate::eval::{binary, unary};
 
 /// Runs a kernel on the rank at `at`: what it writes, from what it reads.
@@ -106,6 +107,11 @@ fn map_of(map: &Map, ranges: &[Range<usize>], reads: &[Vec<f64>], writes: usize)
                     }
                     Step::Const(c) => *c,
                     Step::Iota(l) => (ranges[*l].start + index[*l]) as f64,
+                    Step::Random { draw, counter, inner } => {
+                        let global = |i, l: &usize| i * map.loops[*l].size + ranges[*l].start + index[*l];
+                        let counter = draw::counter(counter.map(here));
+                        f64::from(draw::number(draw::key(draw), counter, inner.iter().fold(0, global) as u32))
+                    }
                     Step::Unary(f, r) => unary(*f, here(*r)),
                     Step::Binary(f, x, y) => binary(*f, here(*x), here(*y)),
                     Step::Add(all) => all.iter().map(|r| here(*r)).sum(),

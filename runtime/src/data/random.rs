@@ -2,7 +2,7 @@
 //!
 //! A number depends on the seed, a stream and an index in the stream, and on nothing else. First weights take
 //! the hash of the parameter's name as the stream and the global row-major position of the element as the
-//! index. The bits come from Philox4x32-10 (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy
+//! index. What a random op draws is in `draw`. The bits come from Philox4x32-10 (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy
 //! as 1, 2, 3", SC'11). Normal numbers go through the `ln`, `sin` and `cos` of f64, whose last bit may differ
 //! between systems; the f32 that remains hardly ever does.
 
@@ -26,7 +26,8 @@ pub fn philox(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
     counter
 }
 
-fn words(seed: u64, stream: u64, block: u64) -> [u32; 4] {
+/// The 128 bits of a block of a stream.
+pub(crate) fn words(seed: u64, stream: u64, block: u64) -> [u32; 4] {
     let halves = |x: u64| [x as u32, (x >> 32) as u32];
     let ([a, b], [c, d]) = (halves(block), halves(stream));
     philox([a, b, c, d], halves(seed))

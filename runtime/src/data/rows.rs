@@ -53,6 +53,13 @@ impl Rows {
         self.all.len()
     }
 
+    /// For each micro-batch the numbers of its rows in the global batch, as random numbers need them; what does not count is
+    /// called row 0.
+    pub fn numbers(&self) -> Vec<Vec<i32>> {
+        let number = |row: &Option<usize>| row.map_or(0, |row| row as i32);
+        self.all.iter().map(|rows| rows.iter().map(number).collect()).collect()
+    }
+
     /// The micro-batches of a batch. What does not count has token 0 and no label.
     pub fn split(&self, batch: &Batch) -> Vec<Batch> {
         let n = batch.sequence;
@@ -136,6 +143,9 @@ mod tests {
             let rows = Rows::of(&pieces(n, ranks), m);
             let ids: Vec<i32> = (1..=2 * n as i32).collect();
             let parts = rows.split(&Batch { inputs: ids.clone(), labels: ids.clone(), rows: n, sequence: 2 });
+            let numbers = rows.numbers().into_iter().flatten().zip(rows.all.iter().flatten());
+            assert!(numbers.clone().all(|(number, row)| number == row.unwrap_or(0) as i32));
+            assert_eq!(numbers.count(), rows.each() * rows.microbatches());
             let padded = parts.iter().flat_map(|b| b.labels.iter().zip(&b.inputs));
             assert!(padded.clone().all(|(label, input)| (*label == IGNORED) == (*input == 0)));
             let tensor = |b: &Batch| Tensor {

@@ -1,6 +1,6 @@
 //! What each kind of node is made of: operands that fit, dimensions, attributes. None where nothing fits.
 
-use ir::{Binary, DType, Op, Unary};
+use ir::{Binary, DType, Draw, Op, Unary};
 
 use crate::build::{Builder, Known, MOST_POINTS, given, shrink};
 use crate::recipe::{DIMS, Kind};
@@ -44,6 +44,7 @@ impl Builder {
                 let bound = self.points(&dims) as f64;
                 Some(self.make("", Op::Iota, &[], Known { bound, grain: Some(0), ..given(dims, dtype) }))
             }
+            Kind::Random => self.random(),
             Kind::Einsum => self.einsum(),
             Kind::Product => self.product(),
             Kind::Merge => self.merged_dims(),
@@ -273,6 +274,25 @@ impl Builder {
             of.dims.clone()
         };
         Some(self.make("", Op::Unary(f), &[&of], Known { dims, bound, grain, ..of.clone() }))
+    }
+
+    /// Numbers of any indices, in the order of the result or another.
+    fn random(&mut self) -> Option<Known> {
+        let zero = self.make(".zero", Op::Const(0.0), &[], given(Vec::new(), DType::I32));
+        let mut args = self.dice.order("operand", self.of_type(&[DType::I32]), name);
+        args.truncate(self.dice.below("operands", 4));
+        args.extend(std::iter::repeat_n(zero, 3 - args.len()));
+        let args: Vec<&Known> = args.iter().collect();
+        let all = self.union(&args);
+        let more = self.dice.some("inner", &pool(), 30).into_iter().filter(|d| !all.contains(d));
+        let dims = self.dice.names("order", all.iter().cloned().chain(more).collect());
+        if dims.len() > 5 || self.points(&dims) > MOST_POINTS {
+            return None;
+        }
+        // Of two ops with one name it matters that they draw the same.
+        let draw = Draw { name: format!("draw{}", self.dice.below("name", 2)).into(), seed: 5 };
+        let like = Known { bound: 1.0, grain: Some(24), ..given(dims, DType::F32) };
+        Some(self.make("", Op::Random(draw), &args, like))
     }
 
     /// A square and a half: away from the pole.

@@ -17,6 +17,8 @@ pub enum Kind {
     Index,
     Const,
     Iota,
+    /// `a, a b, () -> a b c`.
+    Random,
     /// Of one to three operands.
     Einsum,
     /// An einsum with a factor of each operand alone, one that is summed, and maybe batches: a contraction.
@@ -139,6 +141,8 @@ fn kind(random: &mut Random) -> Kind {
         Kind::Index,
         Kind::Const,
         Kind::Iota,
+        Kind::Random,
+        Kind::Random,
         Kind::Einsum,
         Kind::Einsum,
         Kind::Einsum,

@@ -3,7 +3,9 @@
 use ir::graph::{Graph, Mark, NewNode};
 use ir::rows::{Layout, Row, Strategy, layout, rows};
 use ir::state::Input;
-use ir::{Axis, Binary, DType, FactorKind, Mesh, Node, Op, Part, Signature, Unary, Value, extent, verify};
+use ir::{
+    Axis, Binary, DType, Draw, FactorKind, Mesh, Node, Op, Part, Signature, Unary, Value, extent, verify,
+};
 use meshc_tests::meaning::expect;
 use meshc_tests::random::{Random, seeds};
 use runtime::eval::eval;
@@ -40,6 +42,15 @@ fn signatures(op: &Op) -> &'static [&'static str] {
         Op::Input(_) | Op::State(_) | Op::Reshard | Op::Assign(_) | Op::Tap(_) => &[],
         Op::Const(_) => &["-> ()", "-> a", "-> a b", "-> (a b)"],
         Op::Iota => &["-> a"],
+        Op::Random(_) => &[
+            "b, b s, () -> b s d",
+            "b, b s, () -> b kv s t",
+            "b, (), () -> d b",
+            "b, (b s), s -> s d b",
+            "b, b s, () -> b (s d)",
+            "(), (), () -> (a b)",
+            "a, b, c -> c b a",
+        ],
         Op::Einsum { .. } => &[
             "m k, k n -> m n",
             "b m k, b k n -> b n m",
@@ -102,7 +113,9 @@ fn signatures(op: &Op) -> &'static [&'static str] {
 
 /// Every op that computes something.
 pub fn ops() -> Vec<Op> {
-    let mut ops = vec![Op::Const(-3.5), Op::Iota, Op::Add, Op::ReduceMax, Op::TopK, Op::Select];
+    let draw = Draw { name: "x".into(), seed: 3 };
+    let mut ops =
+        vec![Op::Const(-3.5), Op::Iota, Op::Random(draw), Op::Add, Op::ReduceMax, Op::TopK, Op::Select];
     ops.extend([Op::Gather, Op::Scatter, Op::Cast, Op::Accumulate]);
     ops.extend([1.0, -0.5].map(|scale| Op::Einsum { scale }));
     ops.extend(Unary::ALL.map(Op::Unary));
@@ -222,6 +235,7 @@ fn operand_type(op: &Op, i: usize) -> DType {
     match i {
         0 if *op == Op::Select => DType::Bool,
         1 if matches!(op, Op::Gather | Op::Scatter) => DType::I32,
+        _ if matches!(op, Op::Random(_)) => DType::I32,
         _ => DType::F32,
     }
 }

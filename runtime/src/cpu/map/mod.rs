@@ -53,6 +53,8 @@ enum Code {
     },
     /// Elements that an index says.
     LoadAt(Lookup),
+    /// Random numbers.
+    Random(Numbers),
     One(Map1, usize),
     Two(Map2, usize, usize),
     Three(Map3, usize, usize, usize),
@@ -95,6 +97,16 @@ struct Lookup {
     start: usize,
     len: usize,
     stride: usize,
+}
+
+/// What is drawn.
+struct Numbers {
+    key: [u32; 2],
+    /// The registers of row, position and step.
+    counter: [usize; 3],
+    /// The inner index of this rank's first lane, and of each lane behind it.
+    start: usize,
+    walk: Walk,
 }
 
 /// A step of the machine.
@@ -163,6 +175,7 @@ impl Plan {
             | Code::Load { .. }
             | Code::Iota { .. }
             | Code::LoadAt(_)
+            | Code::Random(_)
             | Code::Cast(..)
             | Code::ReduceSame(..)
             | Code::Expand(_)

@@ -3,11 +3,12 @@
 use std::ops::Range;
 
 use ir::kernel::{Access, Kernel, Map, Step};
-use ir::{DType, Unary};
+use ir::{DType, Draw, Unary};
 
 use super::super::lanes::{Lanes, Pair, best};
 use super::super::layout::{Walk, count, ranges, strides};
-use super::{Class, Code, Instr, Lookup, Place, Plan, Register, Total};
+use super::{Class, Code, Instr, Lookup, Numbers, Place, Plan, Register, Total};
+use crate::draw;
 
 /// About how many lanes a register has: a handful of them fit into the first cache.
 const LANES: usize = 1024;
@@ -82,6 +83,7 @@ impl<'a> Builder<'a> {
             Step::Load { .. }
             | Step::Const(_)
             | Step::Iota(_)
+            | Step::Random { .. }
             | Step::Unary(..)
             | Step::Binary(..)
             | Step::Add(_)
@@ -135,6 +137,7 @@ impl<'a> Builder<'a> {
                 Step::LoadAt { .. }
                 | Step::Const(_)
                 | Step::Iota(_)
+                | Step::Random { .. }
                 | Step::Unary(..)
                 | Step::Binary(..)
                 | Step::Add(_)
@@ -272,6 +275,10 @@ impl<'a> Builder<'a> {
                 let code = Code::Iota { start: self.ranges[*l].start, walk: self.walk(&access, class) };
                 self.emit(code, class, fixed)
             }
+            Step::Random { draw, counter, inner } => {
+                let counter = counter.map(|r| reg(&r, self));
+                self.random(place, draw, counter, inner)
+            }
             Step::Unary(Unary::Stop, r) => reg(r, self),
             Step::Unary(f, r) => {
                 let r = reg(r, self);
@@ -365,6 +372,7 @@ impl<'a> Builder<'a> {
             | Step::LoadAt { .. }
             | Step::Const(_)
             | Step::Iota(_)
+            | Step::Random { .. }
             | Step::Unary(..)
             | Step::Binary(..)
             | Step::Select(..)
@@ -405,6 +413,24 @@ impl<'a> Builder<'a> {
         let fixed =
             self.fixed[at] && (class == Class::Once || self.is_fixed(&self.walk(access, class), class));
         self.emit(Code::LoadAt(lookup), class, fixed)
+    }
+
+    fn random(&mut self, place: usize, draw: &Draw, counter: [usize; 3], inner: &[usize]) -> usize {
+        let access: Access = inner.iter().map(|l| vec![*l]).collect();
+        let (class, _) = self.place(place, &access);
+        let class = counter.iter().map(|r| self.class[*r]).fold(class, Ord::max);
+        let counter = counter.map(|r| self.widen(r, class));
+        // Global strides: what a rank's neighbours along a loop are apart in the whole.
+        let (mut strides, mut stride, mut start) = (vec![0; self.lens.len()], 1, 0);
+        for l in inner.iter().rev() {
+            strides[*l] = stride;
+            start += self.ranges[*l].start * stride;
+            stride *= self.map.loops[*l].size;
+        }
+        let n = self.space(class);
+        let walk = Walk::new(&self.lens[..n], &strides[..n]);
+        let fixed = counter.iter().all(|r| self.fixed[*r]) && self.is_fixed(&walk, class);
+        self.emit(Code::Random(Numbers { key: draw::key(draw), counter, start, walk }), class, fixed)
     }
 
     fn finish(mut self) -> Plan {
@@ -469,6 +495,7 @@ fn uses(code: &Code) -> [Option<usize>; 3] {
     match code {
         Code::Fill(_) | Code::Load { .. } | Code::Iota { .. } => [None; 3],
         Code::LoadAt(lookup) => [Some(lookup.at), None, None],
+        Code::Random(numbers) => numbers.counter.map(Some),
         Code::One(_, r)
         | Code::Cast(_, r)
         | Code::Reduce(_, r)

@@ -5,7 +5,8 @@ use ir::{DType, Reduce};
 use super::super::convert;
 use super::super::lanes::{Lanes, best};
 use super::super::layout::Walk;
-use super::{Class, Code, Instr, Lookup, Place, Plan, Total};
+use super::{Class, Code, Instr, Lookup, Numbers, Place, Plan, Total};
+use crate::draw;
 
 /// The memory of a run.
 struct Machine<'a> {
@@ -148,6 +149,7 @@ impl Machine<'_> {
                     });
                     *self.at.add(instr.to) = at;
                 }
+                Code::Random(numbers) => self.random(numbers, self.own(instr.to), first, n),
                 Code::LoadAt(lookup) => self.load_at(lookup, self.own(instr.to), first, n),
                 Code::Fill(x) => std::slice::from_raw_parts_mut(self.own(instr.to), n).fill(*x),
                 Code::Iota { start, walk } => {
@@ -187,6 +189,33 @@ impl Machine<'_> {
                 Code::Spread(a) => std::slice::from_raw_parts_mut(self.own(instr.to), n).fill(*self.get(*a)),
             }
         }
+    }
+
+    /// Lanes of one counter, and neighbours in the inner index, are drawn together.
+    unsafe fn random(&self, of: &Numbers, to: *mut f32, first: usize, n: usize) {
+        // SAFETY: registers have `n` lanes.
+        let (to, counter) = unsafe {
+            let lanes = |r: usize| std::slice::from_raw_parts(self.get(r), n);
+            (std::slice::from_raw_parts_mut(to, n), of.counter.map(lanes))
+        };
+        let at = |i: usize| counter.map(|lanes| lanes[i].to_bits());
+        of.walk.runs(first, n, |done, points, offset, stride| {
+            let mut i = done;
+            while i < done + points {
+                let end = (i + 1..done + points).find(|j| at(*j) != at(i)).unwrap_or(done + points);
+                let counter = draw::counter(counter.map(|lanes| f64::from(lanes[i])));
+                let inner = of.start + offset + (i - done) * stride;
+                match stride {
+                    // SAFETY: the machine can run its own lanes.
+                    1 => unsafe { (self.lanes.draw)(&mut to[i..end], of.key, counter, inner as u32) },
+                    0 => to[i..end].fill(draw::number(of.key, counter, inner as u32)),
+                    _ => to[i..end].iter_mut().enumerate().for_each(|(k, x)| {
+                        *x = draw::number(of.key, counter, (inner + k * stride) as u32);
+                    }),
+                }
+                i = end;
+            }
+        });
     }
 
     unsafe fn load_at(&self, l: &Lookup, to: *mut f32, first: usize, n: usize) {

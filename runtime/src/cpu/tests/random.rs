@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use ir::kernel::{Access, Body, Contract, Kernel, Loop, Map, Scatter, Step, TopK};
-use ir::{Axis, Binary, DType, Mesh, Reduce, Unary};
+use ir::{Axis, Binary, DType, Draw, Mesh, Reduce, Unary};
 
 use crate::cpu::layout::ranges;
 use crate::cpu::plain::elements;
@@ -269,7 +269,7 @@ impl Growing {
         let b = self.any(fits).unwrap_or(a);
         let [ka, kb] = [self.known[a], self.known[b]];
         let sum = ka.bound + kb.bound;
-        match self.w.dice.below(14) {
+        match self.w.dice.below(15) {
             0 => self.random_load(),
             1 => self.load_at(),
             2 => {
@@ -335,6 +335,16 @@ impl Growing {
                 let scale = self.w.dice.of(&[1.0, 0.25, -0.5]);
                 let bound = ka.bound.max(1.0) * kb.bound.max(1.0);
                 self.push(Step::Mul(scale, all), bound, false);
+            }
+            13 => {
+                let counter = [(); 3].map(|()| self.any(|k| k.exact && k.bound < 1e6).unwrap_or(a));
+                if counter.iter().any(|r| !self.known[*r].exact || !self.known[*r].bound.is_finite()) {
+                    return;
+                }
+                let inner = self.w.dice.subset(&self.space(), 2);
+                let inner = if self.w.dice.one_in(2) { inner } else { self.w.dice.shuffled(inner) };
+                let draw = Draw { name: "x".into(), seed: self.w.dice.below(3) as u64 };
+                self.push(Step::Random { draw, counter, inner }, 1.0, true);
             }
             _ => {
                 if self.w.dice.one_in(3) {

@@ -22,6 +22,8 @@ pub const FAULTS: &[(&str, usize, Broken)] = &[
     ("a function is another", 60, InMap(|m| any(m, function))),
     ("a row is reduced otherwise", 60, InMap(|m| any(m, row))),
     ("an accumulation is another", 60, InMap(|m| any(m, accumulation))),
+    ("a random number is of another name", 60, InMap(|m| any(m, renamed))),
+    ("a random number counts over a loop less", 50, InMap(|m| any(m, counts_less))),
     ("a step reads a later register", 100, InMap(late_register)),
     ("a contraction has another scale", 60, Contraction(|c| set(&mut c.scale, 3.0))),
     (
@@ -133,6 +135,14 @@ fn row(step: &mut Step) -> bool {
 
 fn accumulation(step: &mut Step) -> bool {
     if let Step::Accumulate { reduce, .. } = step { otherwise(reduce) } else { false }
+}
+
+fn renamed(step: &mut Step) -> bool {
+    if let Step::Random { draw, .. } = step { set(&mut draw.name, "other".into()) } else { false }
+}
+
+fn counts_less(step: &mut Step) -> bool {
+    if let Step::Random { inner, .. } = step { inner.pop().is_some() } else { false }
 }
 
 fn late_register(map: &mut Map) -> bool {

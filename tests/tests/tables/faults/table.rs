@@ -3,6 +3,7 @@
 use ir::{Binary, Move, Node, Op, Reduce, Sharding, Unary, moves};
 use runtime::eval::eval;
 use runtime::lockstep::apply;
+use runtime::tensor::Tensor;
 
 use super::Broken::{self, Gradient, Kernel, Optimizer};
 use super::{follows, from_zero, kernel, leads, pass, performs};
@@ -53,6 +54,7 @@ fn kinds() -> Vec<(&'static str, Broken)> {
         ("a gather looks up without its rank's offset", kernel(|n, r, a| from_zero(&Op::Gather, n, r, a))),
         ("a scatter without it", kernel(|n, r, a| from_zero(&Op::Scatter, n, r, a))),
         ("an iota without it", kernel(|n, r, a| from_zero(&Op::Iota, n, r, a))),
+        ("random numbers without it", kernel(drawn_from_zero)),
     ]
 }
 
@@ -199,6 +201,11 @@ fn updates() -> Vec<(&'static str, Broken)> {
     ]
 }
 
+/// A kernel that counts its numbers from its own first.
+fn drawn_from_zero(n: &Node, r: &[std::ops::Range<usize>], a: &[&Tensor<f64>]) -> Tensor<f64> {
+    if let Op::Random(_) = n.op { from_zero(&n.op, n, r, a) } else { eval(n, r, a) }
+}
+
 fn constant(graph: &mut ir::Graph, from: f64, to: f64) {
     graph.nodes.iter_mut().filter(|n| n.op == Op::Const(from)).for_each(|n| n.op = Op::Const(to));
 }
@@ -229,7 +236,7 @@ fn kernels() -> Vec<(&'static str, Broken)> {
             "a rank forgets the last operand of a sum",
             Kernel(|n, r, a| {
                 let mut less: Vec<_> = a.to_vec();
-                let zero = runtime::tensor::Tensor::full(&a.last().map_or(vec![], |t| t.shape.clone()), 0.0);
+                let zero = Tensor::full(&a.last().map_or(vec![], |t| t.shape.clone()), 0.0);
                 if let (Op::Add, Some(last)) = (&n.op, less.last_mut()) {
                     *last = &zero;
                 }
