@@ -99,7 +99,7 @@ pub struct SplitArgs {
     /// What one step is
     #[arg(long, value_enum, default_value_t = Mode::Train)]
     pub mode: Mode,
-    /// Overrides the dropout of the config; only 0 is built
+    /// Overrides all rates of dropout of the config, from 0 (none) to below 1; only training has dropout
     #[arg(long, value_name = "P")]
     pub dropout: Option<f64>,
     /// Order of micro-batches in a pipeline
@@ -240,7 +240,7 @@ pub struct CheckArgs {
     /// Run it in lockstep beside one device, on random input, and name the first value that differs
     #[arg(long)]
     pub numeric: bool,
-    /// Of the random input
+    /// Of the random input, and of dropout
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
 }
@@ -289,7 +289,7 @@ pub struct TrainArgs {
     /// Largest global norm of the gradient
     #[arg(long, value_name = "X")]
     pub clip: Option<f64>,
-    /// Of initial weights and drawn rows
+    /// Of initial weights, drawn rows and dropout
     #[arg(long, default_value_t = 0, value_name = "N")]
     pub seed: u64,
     /// local: all ranks in this process on CPU

@@ -122,7 +122,7 @@ impl Checkpoints {
 fn about(args: &TrainArgs, request: &Request, program: &Program) -> Result<About, Failure> {
     let config = request.config.as_ref().map(export::config_text).transpose()?;
     let clip = args.clip.map_or("none".to_string(), |x| x.to_string());
-    let settings: [(&str, String); 13] = [
+    let settings: [(&str, String); 14] = [
         ("steps", args.steps.to_string()),
         ("lr", args.lr.to_string()),
         ("min-lr", args.min_lr.to_string()),
@@ -136,6 +136,7 @@ fn about(args: &TrainArgs, request: &Request, program: &Program) -> Result<About
         ("microbatches", args.split.microbatches.to_string()),
         ("mesh", request.mesh.to_string()),
         ("zero", args.split.zero.to_string()),
+        ("dropout", args.split.dropout.map_or("that of the model".to_string(), |p| p.to_string())),
     ];
     Ok(About {
         step: 0,

@@ -4,11 +4,12 @@ use std::collections::HashSet;
 use std::ops::Range;
 use std::path::Path;
 
+use ir::composite::{has_dropout, set_dropout};
 use ir::graph::{Mark, NewNode, Precision, Recompute};
 use ir::schedule::Schedule;
 use ir::state::AdamW;
 use ir::{DType, Graph, Mesh, Name, Op, Places, ShardedGraph, Signature, verify};
-use models::{Config, Shape};
+use models::{Config, Dropout, Shape};
 use passes::{Compiled, Trace};
 use planner::choose::{Best, compile, compile_and_tell};
 use planner::cluster::Cluster;
@@ -189,8 +190,10 @@ fn not_built(args: &SplitArgs) -> Result<(), Failure> {
     unless(args.schedule.is_none(), "--schedule (pipelines)")?;
     unless(args.r#virtual.is_none_or(|v| v == 1), "--virtual above 1 (pipelines)")?;
     unless(args.stages.is_none(), "--stages (pipelines)")?;
-    unless(args.dropout.is_none_or(|p| p == 0.0), "--dropout above 0")?;
     unless(matches!(args.mode, Mode::Train | Mode::Forward), "--mode prefill and decode")?;
+    if let Some(p) = args.dropout.filter(|p| !(0.0..1.0).contains(p)) {
+        return Err(Failure::Request(format!("--dropout {p}: a rate from 0 to below 1 is needed")));
+    }
     match args.microbatches {
         0 => Err(Failure::Request("--microbatches 0: a step has at least 1 micro-batch".to_string())),
         _ => Ok(()),
@@ -262,7 +265,11 @@ fn model(origin: &Origin, args: &SplitArgs, fed: Option<Shape>, pieces: Pieces) 
         return Err(Failure::Request(message));
     }
     let shape = shape(args, own.shape, fed)?;
-    let build = |shape: Shape| (own.build)(shape).map_err(Failure::Build);
+    let build = |shape: Shape| {
+        let mut graph = (own.build)(shape).map_err(Failure::Build)?;
+        drop_at(&mut graph, args, &own.name)?;
+        Ok(graph)
+    };
     let (graph, rows) = by_rows(&build, shape, args.microbatches, pieces)?;
     Ok(Model { title: own.name.clone(), config: None, graph, shape, rows })
 }
@@ -285,7 +292,7 @@ fn by_rows(
 fn from_files(path: &Path, args: &SplitArgs, fed: Option<Shape>, pieces: Pieces) -> Result<Model, Failure> {
     if let Some(text) = graph_text(path) {
         let wrong = |message: String| Failure::Request(format!("{}: {message}", path.display()));
-        let graph = ir::parse_graph(&text).map_err(|e| wrong(e.to_string()))?;
+        let mut graph = ir::parse_graph(&text).map_err(|e| wrong(e.to_string()))?;
         verify::verify(&graph)
             .map_err(|errors| wrong(errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")))?;
         if args.global_batch.is_some() || args.seq.is_some() {
@@ -293,6 +300,7 @@ fn from_files(path: &Path, args: &SplitArgs, fed: Option<Shape>, pieces: Pieces)
                 "a graph file has its sizes in it; --global-batch and --seq do not apply".to_string(),
             ));
         }
+        drop_at(&mut graph, args, &name_of(path))?;
         // It is the graph of a micro-batch.
         let size = |d: usize| graph.inputs.iter().filter_map(|i| i.dims.get(d)).map(|(_, n)| *n).max();
         let rows = Rows::chunks(size(0).unwrap_or(1), args.microbatches);
@@ -301,13 +309,29 @@ fn from_files(path: &Path, args: &SplitArgs, fed: Option<Shape>, pieces: Pieces)
         return Ok(Model { title: name_of(path), config: None, graph, shape, rows });
     }
     let mut config = Config::read(path)?;
-    config.no_dropout = args.dropout == Some(0.0);
+    config.dropout = rate(args).map_or(Dropout::Config, Dropout::Everywhere);
     let longest = models::positions(&config).unwrap_or(usize::MAX).max(1);
     let usual = Shape { sequence: USUAL.sequence.min(longest), ..USUAL };
     let shape = shape(args, usual, fed)?;
     let build = |shape: Shape| models::build(&config, shape).map_err(Failure::from);
     let (graph, rows) = by_rows(&build, shape, args.microbatches, pieces)?;
     Ok(Model { title: name_of(path), config: Some(config), graph, shape, rows })
+}
+
+/// The one rate of dropout, if the model's own do not hold.
+fn rate(args: &SplitArgs) -> Option<f64> {
+    if args.mode == Mode::Train { args.dropout } else { Some(0.0) }
+}
+
+/// The same for a graph that has its own.
+fn drop_at(graph: &mut Graph, args: &SplitArgs, title: &str) -> Result<(), Failure> {
+    let Some(p) = rate(args) else { return Ok(()) };
+    if p > 0.0 && !has_dropout(graph) {
+        let message = format!("--dropout {p}: {title} has no dropout; its source says where there is some");
+        return Err(Failure::Request(message));
+    }
+    set_dropout(graph, p);
+    Ok(())
 }
 
 /// The text of a graph file, if it is one.

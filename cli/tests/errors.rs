@@ -100,16 +100,14 @@ fn a_config_says_what_in_it_is_wrong() {
         (config(|c| drop(c.insert("n_layer".into(), (-1).into()))), &["`n_layer` is -1", "at least 1"]),
         (config(|c| drop(c.insert("activation_function".into(), "gelu".into()))), &["`gelu`", "gelu_new"]),
         (
-            config(|c| drop(c.insert("embd_pdrop".into(), 0.1.into()))),
-            &["`embd_pdrop` is 0.1", "--dropout 0"],
+            config(|c| drop(c.insert("embd_pdrop".into(), (-0.1).into()))),
+            &["`embd_pdrop` is -0.1", "from 0 to below 1"],
         ),
         (config(|c| drop(c.insert("sliding_window".into(), 7.into()))), &["`sliding_window` is 7", "gpt2"]),
     ];
     for (folder, words) in &rows {
         expect(&["plan", folder.path().to_str().unwrap(), "--seq", "32"], 2, words);
     }
-    let dropout = config(|c| drop(c.insert("embd_pdrop".into(), 0.1.into())));
-    expect(&["plan", dropout.path().to_str().unwrap(), "--seq", "32", "--dropout", "0"], 0, &["parameters"]);
 }
 
 /// A copy of the model whose weights were changed by `edit`.

@@ -3,6 +3,7 @@
 
 mod attention;
 mod cross_entropy;
+mod dropout;
 mod norm;
 mod pointwise;
 mod rotary;
@@ -12,6 +13,7 @@ use std::collections::BTreeMap;
 
 pub use attention::{Attention, attention};
 pub use cross_entropy::cross_entropy;
+pub use dropout::{dropout, has_dropout, set_dropout};
 pub use norm::{layer_norm, rms_norm};
 pub use pointwise::{gelu_tanh, silu, softcap};
 pub use rotary::{Frequencies, Rotation, Scaling, rotary, rotation};

@@ -12,8 +12,18 @@ use crate::ModelError;
 pub struct Config {
     /// Its keys.
     pub keys: Map<String, Value>,
-    /// Whether dropout of the config is overridden by 0.
-    pub no_dropout: bool,
+    /// Which rates of dropout a model of it has.
+    pub dropout: Dropout,
+}
+
+/// Rates of dropout.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum Dropout {
+    /// Those of the config.
+    #[default]
+    Config,
+    /// This one wherever the family has dropout, from 0 to below 1; 0 is none.
+    Everywhere(f64),
 }
 
 /// Keys that say how a model is stored, generated from or described, and not what it computes.
@@ -103,7 +113,7 @@ impl Config {
         let value: Value =
             serde_json::from_str(&text).map_err(|e| ModelError::Json(file.clone(), e.to_string()))?;
         match value {
-            Value::Object(keys) => Ok(Config { keys, no_dropout: false }),
+            Value::Object(keys) => Ok(Config { keys, dropout: Dropout::Config }),
             Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) => {
                 Err(ModelError::Json(file, "it holds no object".to_string()))
             }
@@ -182,17 +192,14 @@ impl Config {
         }
     }
 
-    /// A key that must be absent, null, false or 0.
-    pub(crate) fn off(&self, key: &str, family: &'static str, hint: &str) -> Result<(), ModelError> {
-        match self.value(key).filter(|v| !is_off(v)) {
-            None => Ok(()),
-            Some(v) => Err(unsupported(key, v, family, hint)),
+    /// A rate of dropout; that of the key, or `default` without it, unless it is the same everywhere.
+    pub(crate) fn dropout(&self, key: &str, default: f64) -> Result<f64, ModelError> {
+        if let Dropout::Everywhere(p) = self.dropout {
+            return Ok(p);
         }
-    }
-
-    /// A dropout rate: 0, or overridden by 0.
-    pub(crate) fn dropout(&self, key: &str, family: &'static str) -> Result<(), ModelError> {
-        if self.no_dropout { Ok(()) } else { self.off(key, family, "; `--dropout 0` trains without it") }
+        let Some(value) = self.value(key) else { return Ok(default) };
+        let rate = value.as_f64().filter(|p| (0.0..1.0).contains(p));
+        rate.ok_or_else(|| wrong(key, value, "a number from 0 to below 1"))
     }
 
     /// Every key is one that the family reads, one that is harmless, or off: no other is passed over.

@@ -3,7 +3,7 @@
 //! are stored output first.
 
 use ir::Graph;
-use ir::composite::{Attention, Frequencies, Rotation, attention, rms_norm, rotary, rotation};
+use ir::composite::{Attention, Frequencies, Rotation, attention, dropout, rms_norm, rotary, rotation};
 use ir::dsl::{Model, Tensor};
 use ir::state::Init;
 
@@ -92,6 +92,10 @@ pub(crate) struct Decoder<'a> {
     pub(crate) embedding_scale: f64,
     /// The soft cap of the logits.
     pub(crate) softcap: Option<f64>,
+    /// Rates of dropout: of embeddings, of what is added to the residual, and of attention's weights.
+    pub(crate) embedding_dropout: f64,
+    pub(crate) residual_dropout: f64,
+    pub(crate) attention_dropout: f64,
     /// Whether files hold queries, keys and values in one tensor, and gate and up.
     pub(crate) fused: bool,
 }
@@ -104,7 +108,6 @@ impl<'a> Decoder<'a> {
         defaults: &Defaults,
         family: &'static str,
     ) -> Result<Decoder<'a>, ModelError> {
-        config.dropout("attention_dropout", family)?;
         let size = |key| config.size(key, family);
         let (width, heads) = (size("hidden_size")?, size("num_attention_heads")?);
         let default = |key, default: Option<usize>, else_: usize| {
@@ -148,6 +151,9 @@ impl<'a> Decoder<'a> {
             head_norms: false,
             embedding_scale: 1.0,
             softcap: None,
+            embedding_dropout: 0.0,
+            residual_dropout: 0.0,
+            attention_dropout: config.dropout("attention_dropout", 0.0)?,
             fused: false,
         })
     }
@@ -174,11 +180,15 @@ impl<'a> Decoder<'a> {
         if self.embedding_scale != 1.0 {
             x = m.scale(self.embedding_scale, &x);
         }
+        x = dropout(m, &x, self.embedding_dropout, "model.embed_dropout");
         for (i, (layer, by)) in self.layers.iter().zip(&rotations).enumerate() {
             m.layer(i as u32);
             let at = format!("model.layers.{i}");
             x = self.block(m, &at, 0, &x, |m, h| {
-                self.attention(m, &format!("{at}.self_attn"), h, &batch.position, layer.attention, by)
+                let at = format!("{at}.self_attn");
+                let dropped = Some((self.attention_dropout, format!("{at}.attention_dropout").into()));
+                let how = Attention { dropout: dropped, ..layer.attention.clone() };
+                self.attention(m, &at, h, &batch.position, how, by)
             });
             x = self.block(m, &at, 1, &x, |m, h| self.mlp(m, &format!("{at}.mlp"), h));
         }
@@ -212,7 +222,12 @@ impl<'a> Decoder<'a> {
         inner: impl FnOnce(&mut Model, &Tensor) -> (Tensor, Option<Tensor>),
     ) -> Tensor {
         let h = self.norm(m, &format!("{at}.{}", self.norms.before[which]), "d", x);
-        let (y, bias) = inner(m, &h);
+        let (mut y, mut bias) = inner(m, &h);
+        if self.residual_dropout > 0.0 {
+            y = bias.take().map_or(y.clone(), |bias| m.add(&[&y, &bias]));
+            let name = ["resid_attn_dropout", "resid_mlp_dropout"][which];
+            y = dropout(m, &y, self.residual_dropout, &format!("{at}.{name}"));
+        }
         match (self.norms.behind, bias) {
             (None, None) => m.add(&[x, &y]),
             (None, Some(bias)) => m.add(&[x, &y, &bias]),

@@ -1,7 +1,7 @@
 //! GPT-2: learned positions, LayerNorm, one matrix for queries, keys and values, a tied head (Radford et al., "Language
 //! Models are Unsupervised Multitask Learners"). Its linear layers are stored input first.
 
-use ir::composite::{attention, layer_norm};
+use ir::composite::{Attention, attention, dropout, layer_norm};
 use ir::dsl::{Model, Tensor};
 use ir::state::Init;
 use ir::{DType, Graph};
@@ -30,9 +30,9 @@ const KEYS: &[&str] = &[
 
 pub(crate) fn build(config: &Config, shape: Shape) -> Result<Graph, ModelError> {
     config.nothing_else(&[KEYS], FAMILY)?;
-    for key in ["attn_pdrop", "embd_pdrop", "resid_pdrop"] {
-        config.dropout(key, FAMILY)?;
-    }
+    let rate = |key| config.dropout(key, 0.1);
+    let (embedding_dropout, residual_dropout, attention_dropout) =
+        (rate("embd_pdrop")?, rate("resid_pdrop")?, rate("attn_pdrop")?);
     let size = |key| config.size(key, FAMILY);
     let (width, heads, layers, vocabulary) =
         (size("n_embd")?, size("n_head")?, size("n_layer")?, size("vocab_size")?);
@@ -70,7 +70,8 @@ pub(crate) fn build(config: &Config, shape: Shape) -> Result<Graph, ModelError> 
     let places = m.parameter("transformer.wpe.weight", "p d", normal);
     let token = m.gather("b s d", &table, "v", &batch.inputs);
     let place = m.gather("b s d", &places, "p", &batch.position);
-    let mut x = m.add(&[&token, &place]);
+    let x = m.add(&[&token, &place]);
+    let mut x = dropout(&mut m, &x, embedding_dropout, "transformer.drop");
     for layer in 0..layers {
         m.layer(layer as u32);
         let at = format!("transformer.h.{layer}");
@@ -87,12 +88,14 @@ pub(crate) fn build(config: &Config, shape: Shape) -> Result<Graph, ModelError> 
         let (q, k, v) = (pick(&mut m, 0), pick(&mut m, 1), pick(&mut m, 2));
         let (k, v) = (m.rename(&k, "s", "t"), m.rename(&v, "s", "t"));
         let scale = if by_layer { scale / (layer + 1) as f64 } else { scale };
-        let o = attention(&mut m, &q, &k, &v, &batch.position, scale);
+        let dropped = Some((attention_dropout, format!("{at}.attn.attn_dropout").into()));
+        let how = Attention { dropout: dropped, ..scale.into() };
+        let o = attention(&mut m, &q, &k, &v, &batch.position, how);
         let weight =
             parameter(&mut m, &format!("{at}.attn.c_proj.weight"), "kv e d", &[width, width], normal);
         let bias = m.parameter(&format!("{at}.attn.c_proj.bias"), "d", Init::Zeros);
         let y = m.einsum("b s d", &[&o, &weight]);
-        x = m.add(&[&x, &y, &bias]);
+        x = residual(&mut m, &x, &y, &bias, residual_dropout, &format!("{at}.attn.resid_dropout"));
         let h = norm(&mut m, &x, &format!("{at}.ln_2"), eps);
         let weight = m.parameter(&format!("{at}.mlp.c_fc.weight"), "d f", normal);
         let bias = m.parameter(&format!("{at}.mlp.c_fc.bias"), "f", Init::Zeros);
@@ -102,7 +105,7 @@ pub(crate) fn build(config: &Config, shape: Shape) -> Result<Graph, ModelError> 
         let weight = m.parameter(&format!("{at}.mlp.c_proj.weight"), "f d", normal);
         let bias = m.parameter(&format!("{at}.mlp.c_proj.bias"), "d", Init::Zeros);
         let y = m.einsum("b s d", &[&u, &weight]);
-        x = m.add(&[&x, &y, &bias]);
+        x = residual(&mut m, &x, &y, &bias, residual_dropout, &format!("{at}.mlp.dropout"));
     }
     let x = norm(&mut m, &x, "transformer.ln_f", eps);
     let table = match config.flag_or("tie_word_embeddings", true)? {
@@ -111,6 +114,16 @@ pub(crate) fn build(config: &Config, shape: Shape) -> Result<Graph, ModelError> 
     };
     head(&mut m, &x, &table, None, &batch.labels);
     finish(m)
+}
+
+/// x plus what is left of y and its bias behind dropout: one sum where there is none.
+fn residual(m: &mut Model, x: &Tensor, y: &Tensor, bias: &Tensor, rate: f64, name: &str) -> Tensor {
+    if rate == 0.0 {
+        return m.add(&[x, y, bias]);
+    }
+    let y = m.add(&[y, bias]);
+    let y = dropout(m, &y, rate, name);
+    m.add(&[x, &y])
 }
 
 fn norm(m: &mut Model, x: &Tensor, name: &str, eps: f64) -> Tensor {

@@ -18,7 +18,7 @@ mod windows;
 use ir::Graph;
 use ir::dsl::Model;
 
-pub use config::Config;
+pub use config::{Config, Dropout};
 pub use error::ModelError;
 
 /// How large a micro-batch is.

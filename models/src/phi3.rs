@@ -13,12 +13,12 @@ const KEYS: &[&str] = &["embd_pdrop", "original_max_position_embeddings", "resid
 
 pub(crate) fn build(config: &Config, shape: Shape) -> Result<Graph, ModelError> {
     config.nothing_else(&[KEYS, decoder::KEYS, rope::KEYS], FAMILY)?;
-    config.dropout("embd_pdrop", FAMILY)?;
-    config.dropout("resid_pdrop", FAMILY)?;
     let window = windows::window(config, None, FAMILY)?;
     let windows = vec![window; config.size("num_hidden_layers", FAMILY)?];
     let defaults = Defaults { eps: 1e-5, ..DEFAULTS };
     let mut model = Decoder::read(config, &windows, &defaults, FAMILY)?;
     model.fused = true;
+    model.embedding_dropout = config.dropout("embd_pdrop", 0.0)?;
+    model.residual_dropout = config.dropout("resid_pdrop", 0.0)?;
     model.build(shape)
 }

@@ -1,10 +1,11 @@
-//! After it the backward pass computes again what it needs of the forward pass, instead of having it kept: all of a layer
-//! but what other layers use too (Chen et al., "Training Deep Nets with Sublinear Memory Cost", section 4), or what is
-//! inside attention (Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", section 5).
+//! After it the backward pass computes again what it needs of the forward pass, instead of having it kept: random numbers and
+//! what follows from them alone, always; and as asked all of a layer but what other layers use too (Chen et al., "Training
+//! Deep Nets with Sublinear Memory Cost", section 4), or what is inside attention (Korthikanti et al., "Reducing Activation
+//! Recomputation in Large Transformer Models", section 5).
 //!
 //! Last on whole tensors, since `simplify` would compute once what is written twice. What is computed again belongs to the
 //! node that computed it first, so that both are split alike and give the same bits. The last layer's backward follows its
-//! forward at once: nothing of it is computed again.
+//! forward at once: nothing of it but random numbers is computed again. Those are the same, since their op has its name.
 //!
 //! ```text
 //! recompute full
@@ -19,11 +20,14 @@ use ir::graph::{Recompute, Rewrite};
 use ir::{Graph, Node, Op, Part, Value};
 
 pub(crate) fn run(graph: &mut Graph) {
-    let again = match std::mem::take(&mut graph.recompute) {
-        Recompute::None => return,
+    let drawn = graph.drawn();
+    let mut again = match std::mem::take(&mut graph.recompute) {
+        Recompute::None if !drawn.contains(&true) => return,
+        Recompute::None => vec![false; graph.values.len()],
         Recompute::Selective => within_attention(graph),
         Recompute::Full => within_layers(graph),
     };
+    again.iter_mut().zip(drawn).for_each(|(again, drawn)| *again |= drawn);
     let makers = graph.makers();
     let mut making = Making { old: graph, makers, again, new: Rewrite::of(graph), made: HashMap::new() };
     for node in &graph.nodes {

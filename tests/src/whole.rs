@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use ir::graph::Recompute;
 use ir::schedule::Schedule;
 use ir::{Mesh, Name, Places};
-use models::{Config, Shape};
+use models::{Config, Dropout, Shape};
 use passes::{Compiled, Trace};
 use planner::choose::compile;
 use planner::cluster::Cluster;
@@ -78,7 +78,20 @@ pub fn training_step(oracle: &Oracle, mesh: &str, dump: bool, trace: Trace) -> C
 
 /// The same, split further, and which rows its micro-batches have.
 pub fn split_step(oracle: &Oracle, mesh: &str, split: Split, dump: bool, trace: Trace) -> (Compiled, Rows) {
-    let config = Config::read(&oracle.folder).expect("the oracle has a config");
+    split_step_with(oracle, Dropout::Config, mesh, split, dump, trace)
+}
+
+/// The same with other rates of dropout; the seed is 7.
+pub fn split_step_with(
+    oracle: &Oracle,
+    dropout: Dropout,
+    mesh: &str,
+    split: Split,
+    dump: bool,
+    trace: Trace,
+) -> (Compiled, Rows) {
+    let mut config = Config::read(&oracle.folder).expect("the oracle has a config");
+    config.dropout = dropout;
     let size = |key: &str| oracle.case[key].as_u64().expect("a size") as usize;
     let shape = Shape { batch: size("global_batch"), sequence: size("sequence") };
     let whole = models::build(&config, shape).expect("the oracle's config is a model");
@@ -86,6 +99,7 @@ pub fn split_step(oracle: &Oracle, mesh: &str, split: Split, dump: bool, trace: 
     let rows = Rows::of(&pieces(&whole, &mesh, &places(&whole, &mesh)), split.microbatches);
     let shape = Shape { batch: rows.each(), ..shape };
     let mut graph = models::build(&config, shape).expect("the oracle's config is a model");
+    graph.seed(7);
     graph.optimizer = Some(oracle.adamw());
     graph.dump = dump;
     graph.recompute = split.recompute;
@@ -99,12 +113,15 @@ pub fn split_step(oracle: &Oracle, mesh: &str, split: Split, dump: bool, trace: 
 
 /// The inputs of a step of one micro-batch, as a backend is fed them.
 pub fn feeds(oracle: &Oracle, step: usize) -> BTreeMap<Name, HostTensor> {
-    fed(batch(oracle, step))
+    let batch = batch(oracle, step);
+    let rows = (0..batch.rows as i32).collect();
+    fed(batch, rows)
 }
 
 /// The inputs of a step's micro-batches.
 pub fn all_feeds(oracle: &Oracle, rows: &Rows, step: usize) -> Vec<BTreeMap<Name, HostTensor>> {
-    rows.split(&batch(oracle, step)).into_iter().map(fed).collect()
+    let batches = rows.split(&batch(oracle, step)).into_iter().zip(rows.numbers());
+    batches.map(|(batch, rows)| fed(batch, rows)).collect()
 }
 
 fn batch(oracle: &Oracle, step: usize) -> Batch {
@@ -118,10 +135,10 @@ fn batch(oracle: &Oracle, step: usize) -> Batch {
     Batch { inputs: of("inputs"), labels: of("labels"), rows: shape[1], sequence: shape[2] }
 }
 
-fn fed(batch: Batch) -> BTreeMap<Name, HostTensor> {
+fn fed(batch: Batch, rows: Vec<i32>) -> BTreeMap<Name, HostTensor> {
     let Batch { inputs, labels, sequence, .. } = batch;
     let position = (0..inputs.len()).map(|i| (i % sequence) as i32).collect();
-    let all = [("inputs", inputs), ("labels", labels), ("position", position)];
+    let all = [("inputs", inputs), ("labels", labels), ("position", position), ("row", rows)];
     all.into_iter().map(|(name, data)| (name.into(), HostTensor::I32(data))).collect()
 }
 

@@ -330,7 +330,11 @@ fn what_is_not_supported_is_named() {
             "needs to be a divisor of hidden_size, 32",
         ),
         ("llama", json!({ "head_dim": 7 }), "`head_dim` is 7, but needs to be an even number"),
-        ("llama", json!({ "attention_dropout": 0.1 }), "`--dropout 0` trains without it"),
+        (
+            "llama",
+            json!({ "attention_dropout": 1.0 }),
+            "`attention_dropout` is 1.0, but needs to be a number from 0",
+        ),
         ("mistral", json!({ "sliding_window": 0 }), "`sliding_window` is 0"),
         ("mistral", json!({ "attention_bias": true }), "`attention_bias` is true; a mistral with that"),
         ("qwen2", json!({ "layer_types": ["full_attention"] }), "needs to be a list of 2 strings"),
@@ -377,7 +381,10 @@ fn what_is_not_supported_is_named() {
     let rows = [
         (longrope, "`rope_scaling.type` is \"longrope\"; a phi3 with that"),
         (json!({ "partial_rotary_factor": 0.75 }), "`partial_rotary_factor` is 0.75"),
-        (json!({ "resid_pdrop": 0.1 }), "`resid_pdrop` is 0.1"),
+        (
+            json!({ "resid_pdrop": "0.1" }),
+            "`resid_pdrop` is \"0.1\", but needs to be a number from 0 to below 1",
+        ),
     ];
     for (keys, wanted) in rows {
         let error = built(&with(&phi3, keys)).err().unwrap_or_default();

@@ -124,6 +124,7 @@ fn random_tokens(request: &Request, step: usize) -> BTreeMap<Name, HostTensor> {
             (0..n)
                 .map(|i| match &*input.name {
                     "position" => (i % last) as i32,
+                    "row" => i as i32,
                     _ => below(step as u64, stream, i as u64, limit) as i32,
                 })
                 .collect(),

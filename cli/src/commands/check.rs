@@ -28,7 +28,8 @@ fn subject(origin: &Origin, args: &CheckArgs) -> Result<(ShardedGraph, Program),
     {
         return read_plan(path);
     }
-    let request = request::read(origin, &args.split, None)?;
+    let mut request = request::read(origin, &args.split, None)?;
+    request.graph.seed(args.seed);
     let compiled = request.compile(AdamW { steps: 10, ..AdamW::default() }, true, &mut |_, _| {});
     Ok((compiled.sharded, compiled.program))
 }

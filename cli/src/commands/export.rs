@@ -1,7 +1,7 @@
 //! `meshc export`: a checkpoint, or a model, read or initialised, as Hugging Face files.
 
 use ir::state::{Init, Role};
-use models::{Config, Shape};
+use models::{Config, Dropout, Shape};
 use runtime::checkpoint::Checkpoint;
 use runtime::data::random::fill_normal;
 use runtime::files::save::{Data, create_dir_all, write_tensors, write_text};
@@ -24,8 +24,10 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
         return from_checkpoint(&checkpoint, args, half);
     }
     let config = Config::read(&args.model)?;
-    let graph =
-        models::build(&Config { no_dropout: true, ..config.clone() }, Shape { batch: 1, sequence: 1 })?;
+    let graph = models::build(
+        &Config { dropout: Dropout::Everywhere(0.0), ..config.clone() },
+        Shape { batch: 1, sequence: 1 },
+    )?;
     let weights = if args.model.is_dir() { Weights::open(&args.model)? } else { None };
     let mut files = FileTensors::new();
     for state in graph.states.iter().filter(|s| matches!(s.role, Role::Parameter { .. })) {

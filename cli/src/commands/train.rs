@@ -49,7 +49,8 @@ pub(crate) fn run(origin: &Origin, args: &TrainArgs) -> Result<(), Failure> {
     let adamw = adamw(args)?;
     let batches = args.batches.as_deref().map(Batches::open).transpose()?;
     let fed = batches.as_ref().map(|b| Shape { batch: b.global_batch(), sequence: b.sequence() });
-    let request = request::read(origin, &args.split, fed)?;
+    let mut request = request::read(origin, &args.split, fed)?;
+    request.graph.seed(args.seed);
     if request.graph.loss.is_none() {
         return Err(Failure::Request(format!("{} has no loss to train on", request.title)));
     }
@@ -124,10 +125,10 @@ fn adamw(args: &TrainArgs) -> Result<AdamW, Failure> {
 }
 
 fn source(args: &TrainArgs, batches: Option<Batches>, request: &Request) -> Result<Source, Failure> {
-    let known = ["inputs", "labels", "position"];
+    let known = ["inputs", "labels", "position", "row"];
     if let Some(other) = request.graph.inputs.iter().find(|i| !known.contains(&&*i.name)) {
         return Err(Failure::Request(format!(
-            "input `{}` of {} is fed by nothing: --batches and --data feed inputs, labels and position [rows, tokens]",
+            "input `{}` of {} is fed by nothing: --batches and --data feed inputs, labels and position [rows, tokens], and row [rows]",
             other.name, request.title
         )));
     }
@@ -257,7 +258,8 @@ fn steps(
         if let Some(vocabulary) = vocabulary {
             data.check_vocabulary(vocabulary, position)?;
         }
-        let feeds: Vec<_> = request.rows.split(&data).into_iter().map(|b| feeds(request, b)).collect();
+        let batches = request.rows.split(&data).into_iter().zip(request.rows.numbers());
+        let feeds: Vec<_> = batches.map(|(batch, rows)| feeds(request, batch, rows)).collect();
         let start = Instant::now();
         match local.step(&feeds, &mut taps) {
             Ok(()) => {}
@@ -293,10 +295,11 @@ fn steps(
     Ok(())
 }
 
-fn feeds(request: &Request, data: Batch) -> BTreeMap<Name, HostTensor> {
+/// The inputs of a micro-batch that has these rows of the global batch.
+fn feeds(request: &Request, data: Batch, numbers: Vec<i32>) -> BTreeMap<Name, HostTensor> {
     let Batch { inputs, labels, rows, sequence } = data;
     let positions = (0..rows * sequence).map(|i| (i % sequence) as i32).collect();
-    let all = [("inputs", inputs), ("labels", labels), ("position", positions)];
+    let all = [("inputs", inputs), ("labels", labels), ("position", positions), ("row", numbers)];
     let used = |name: &str| request.graph.inputs.iter().any(|i| &*i.name == name);
     all.into_iter().filter(|(n, _)| used(n)).map(|(n, v)| (Name::from(n), HostTensor::I32(v))).collect()
 }

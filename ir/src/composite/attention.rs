@@ -2,7 +2,7 @@
 //! You Need", section 3.2.1; Ainslie et al., "GQA"). The gradient is from q, k, v, the output and the log-sum-exp of
 //! the scores (Dao et al., "FlashAttention", section 3.1), so that no scores are kept from forward to backward.
 
-use super::{Roles, softmax};
+use super::{Roles, dropout, softmax};
 use crate::dsl::{Model, Tensor};
 use crate::{Binary, DType, Name, Op, Unary, Value};
 
@@ -10,7 +10,7 @@ use crate::{Binary, DType, Name, Op, Unary, Value};
 const MASKED: f64 = -1e30;
 
 /// What becomes of the products of queries and keys. A number is a plain one with that scale.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Attention {
     /// What multiplies them.
     pub scale: f64,
@@ -18,11 +18,13 @@ pub struct Attention {
     pub window: Option<usize>,
     /// A score x is c tanh(x / c) for this c (Gemma Team, "Gemma 2", section 2).
     pub softcap: Option<f64>,
+    /// Which weights are dropped: the rate, and the name of the place; none: none.
+    pub dropout: Option<(f64, Name)>,
 }
 
 impl From<f64> for Attention {
     fn from(scale: f64) -> Attention {
-        Attention { scale, window: None, softcap: None }
+        Attention { scale, window: None, softcap: None, dropout: None }
     }
 }
 
@@ -38,7 +40,7 @@ pub fn attention(
     position: &Tensor,
     how: impl Into<Attention>,
 ) -> Tensor {
-    let Attention { scale, window, softcap } = how.into();
+    let Attention { scale, window, softcap, dropout } = how.into();
     m.composite("attention", |m| {
         let inner = scale / softcap.unwrap_or(1.0);
         let scores = m.einsum_scaled(inner, &format!("{} t", rows(q)), &[q, k]);
@@ -55,7 +57,9 @@ pub fn attention(
         let mut dims: Vec<Name> = ["b", "s", "kv"].map(Name::from).to_vec();
         dims.extend(group(q));
         dims.extend(v.dims[3..].iter().cloned());
-        let out = m.einsum(&dims.join(" "), &[&parts.out, v]);
+        let weights =
+            dropout.map_or(parts.out.clone(), |(p, name)| dropout::dropped(m, &parts.out, p, &name));
+        let out = m.einsum(&dims.join(" "), &[&weights, v]);
         m.role(&out, "out");
         out
     })
@@ -112,7 +116,8 @@ fn scale(roles: &Roles, role: &str) -> Option<f64> {
 }
 
 /// With weights p and their gradient dp the scores have p (dp - sum p dp), where the sum is that of the output times
-/// its gradient; a soft cap multiplies by its slope, 1 - tanh^2.
+/// its gradient; a soft cap multiplies by its slope, 1 - tanh^2. Where weights are dropped by a mask k, the output is that of
+/// p k, and dp is k times the gradient of that; the sum stays what it is.
 pub(super) fn gradient(m: &mut Model, roles: &Roles, dout: &Tensor) -> Vec<(Value, Tensor)> {
     let (q, k, v) = (operand(roles, "scores", 0), operand(roles, "scores", 1), operand(roles, "out", 1));
     let position = operand(roles, "seen", 0);
@@ -122,6 +127,7 @@ pub(super) fn gradient(m: &mut Model, roles: &Roles, dout: &Tensor) -> Vec<(Valu
     let outer = inner * cap.unwrap_or(1.0);
     let dims = |t: &Tensor| t.dims.join(" ");
     let rows = rows(&q);
+    let kept = roles.get("dropped").and_then(dropout::kept);
     let (scores_of, out_of) = (Some(roles["scores"].results[0]), Some(out.value));
     m.composite("attention_gradient", |m| {
         m.of(scores_of);
@@ -136,9 +142,20 @@ pub(super) fn gradient(m: &mut Model, roles: &Roles, dout: &Tensor) -> Vec<(Valu
         let weights = m.unary(Unary::Exp, &shifted);
         let dout = Tensor { value: dout.value, dims: out.dims.clone() };
         m.of(out_of);
-        let dv = m.einsum(&dims(&v), &[&weights, &dout]);
+        let drop = |m: &mut Model, x: &Tensor| match kept {
+            None => x.clone(),
+            Some((scale, value)) => {
+                let kept = Tensor { value, dims: x.dims.clone() };
+                m.einsum_scaled(scale, &dims(x), &[x, &kept])
+            }
+        };
+        m.of(None);
+        let dropped = drop(m, &weights);
+        m.of(out_of);
+        let dv = m.einsum(&dims(&v), &[&dropped, &dout]);
         let dweights = m.einsum(&format!("{rows} t"), &[&dout, &v]);
         m.of(None);
+        let dweights = drop(m, &dweights);
         let mean = m.einsum(&rows, &[&dout, &out]);
         let centred = m.sub(&dweights, &mean);
         let dscores = match &tanh {

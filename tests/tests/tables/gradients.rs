@@ -103,7 +103,15 @@ fn composites() -> Vec<Row> {
         let position = position(m);
         composite::attention(m, &p[0], &p[1], &p[2], &position, 0.6)
     };
+    let dropped = move |m: &mut Model, p: &[Tensor]| {
+        let position = position(m);
+        let dropout = Some((0.4, "weights".into()));
+        let how = composite::Attention { dropout, softcap: Some(2.0), ..0.6.into() };
+        composite::attention(m, &p[0], &p[1], &p[2], &position, how)
+    };
     vec![
+        row("dropout", &["b s e"], |m, p| composite::dropout(m, &p[0], 0.4, "x")),
+        row("attention with dropout", &["b s kv group e", "b t kv e", "b t kv e"], dropped),
         row("softmax", &["a v"], |m, p| composite::softmax(m, &p[0], "v")),
         row("softmax in the middle", &["a v c"], |m, p| composite::softmax(m, &p[0], "v")),
         row("attention", &["b s kv e", "b t kv e", "b t kv h"], attention),
@@ -139,6 +147,7 @@ fn build(row: &Row) -> Graph {
 fn values(row: &Row, graph: &Graph) -> Feeds<f64> {
     let given: Feeds<f64> = BTreeMap::from([
         ("index".into(), tensor(&[2, 3], &[0.0, 4.0, 2.0, -1.0, 2.0, 7.0])),
+        ("row".into(), tensor(&[2], &[3.0, 1.0])),
         ("position".into(), tensor(&[2, 3], &[0.0, 1.0, 2.0, 0.0, 0.0, 1.0])),
         ("labels".into(), tensor(&[2, 3], &[1.0, -100.0, 4.0, 0.0, 3.0, -100.0])),
     ]);
