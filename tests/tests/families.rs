@@ -1,10 +1,10 @@
 //! The families beside GPT-2 and llama, whole, in lockstep and f64: the training step equals the oracle, on every mesh
 //! one device, and the gradient bodies what their primitives come to. And what their configs may say, and may not.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ir::state::{AdamW, View};
-use ir::{Graph, Mesh, Name, Op};
+use ir::{Graph, Mesh, Name, Node, Op};
 use meshc_tests::meaning::{equals_one_device, step, taps};
 use meshc_tests::oracle::{Oracle, read, tensors};
 use models::{Config, Shape};
@@ -389,5 +389,38 @@ fn what_is_not_supported_is_named() {
     for (keys, wanted) in rows {
         let error = built(&with(&phi3, keys)).err().unwrap_or_default();
         assert!(error.contains(wanted), "`{error}`, not `{wanted}`");
+    }
+}
+
+/// Where Transformers drops something, and under which name.
+#[test]
+fn every_place_of_dropout_draws_by_its_own_name() {
+    let rates = json!({ "embd_pdrop": 0.1, "resid_pdrop": 0.1, "attention_dropout": 0.1 });
+    let of_phi3 =
+        with(&with(&config(&read("llama")), json!({ "model_type": "phi3", "mlp_bias": null })), rates);
+    let of_gpt2 = json!({ "embd_pdrop": 0.1, "resid_pdrop": 0.1, "attn_pdrop": 0.1 });
+    let of_gpt2 = with(&config(&read("gpt2")), of_gpt2);
+    let of_llama = with(&config(&read("llama")), json!({ "attention_dropout": 0.1 }));
+    let rows: [(Config, Option<&str>, &[&str]); 3] = [
+        (of_gpt2, Some("transformer.drop"), &["attn.attn_dropout", "attn.resid_dropout", "mlp.dropout"]),
+        (
+            of_phi3,
+            Some("model.embed_dropout"),
+            &["self_attn.attention_dropout", "resid_attn_dropout", "resid_mlp_dropout"],
+        ),
+        (of_llama, None, &["self_attn.attention_dropout"]),
+    ];
+    for (config, once, each) in rows {
+        let graph = models::build(&config, Shape { batch: 2, sequence: 8 }).unwrap();
+        let name = |n: &Node| if let Op::Random(draw) = &n.op { Some(draw.name.to_string()) } else { None };
+        let names: Vec<String> = graph.nodes.iter().filter_map(name).collect();
+        let distinct: BTreeSet<&String> = names.iter().collect();
+        assert_eq!(distinct.len(), names.len(), "{names:?}");
+        let layers = graph.nodes.iter().map(|n| n.mark.layer).max().unwrap_or(0) as usize + 1;
+        assert_eq!(names.len(), each.len() * layers + usize::from(once.is_some()), "{names:?}");
+        assert!(once.is_none_or(|once| names.iter().any(|n| n == once)), "{names:?}");
+        for place in each {
+            assert_eq!(names.iter().filter(|n| n.ends_with(place)).count(), layers, "{place}: {names:?}");
+        }
     }
 }
