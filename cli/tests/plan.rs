@@ -163,6 +163,7 @@ fn trace_prints_each_pass_once() {
             "lower",
             "fuse",
             "assign",
+            "last: unchanged",
             "bucket",
             "overlap",
             "place"

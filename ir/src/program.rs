@@ -250,6 +250,13 @@ pub struct Stage {
 }
 
 impl Stage {
+    /// What a segment is called: the letter of its kind, and a prime for each segment of that kind before it.
+    pub fn name_of(&self, segment: usize) -> String {
+        let kind = self.segments[segment].kind;
+        let before = self.segments[..segment].iter().filter(|s| s.kind == kind).count();
+        format!("{}{}", kind.letter(), "'".repeat(before))
+    }
+
     /// The bytes of a rank's arena.
     pub fn arena_bytes(&self) -> usize {
         let [state, step, slot, scratch] = self.sizes;

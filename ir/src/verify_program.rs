@@ -149,14 +149,15 @@ pub fn verify_program(program: &Program) -> Result<(), Vec<ProgramError>> {
     for (s, stage) in program.stages.iter().enumerate() {
         let mut check = Check { program, stage, mesh: &program.mesh, errors: &mut errors };
         for (i, segment) in stage.segments.iter().enumerate() {
+            let name = stage.name_of(i);
             let mut in_flight: BTreeMap<u32, &[Transfer]> = BTreeMap::new();
             for (k, instruction) in segment.instructions.iter().enumerate() {
-                let at = format!("stage {s}, segment {}, instruction {k}", segment.kind.letter());
+                let at = format!("stage {s}, segment {name}, instruction {k}");
                 check.instruction(&at, instruction);
                 check.flight(&at, instruction, &mut in_flight);
             }
             for token in in_flight.keys() {
-                let at = format!("stage {s}, segment {}", stage.segments[i].kind.letter());
+                let at = format!("stage {s}, segment {name}");
                 check.report(&at, ProgramFault::NotWaited(*token));
             }
         }
@@ -453,9 +454,10 @@ impl Check<'_> {
                 self.report(&at, fault);
                 continue;
             };
+            let name = stage.name_of(call.segment);
             let mut started: HashMap<u32, &[Transfer]> = HashMap::new();
             for (k, instruction) in segment.instructions.iter().enumerate() {
-                let at = format!("{at}, segment {}, instruction {k}", segment.kind.letter());
+                let at = format!("{at}, segment {name}, instruction {k}");
                 let slot = |id: BufferId| match stage.buffers[id.index()].region {
                     Region::Slot => call.slot,
                     Region::State | Region::Step | Region::Scratch => 0,

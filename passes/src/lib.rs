@@ -12,6 +12,7 @@ mod choose;
 mod constrain;
 mod driver;
 mod fuse;
+mod last;
 mod lower;
 mod optimizer;
 mod overlap;
@@ -77,6 +78,8 @@ pub const PROGRAM: &[Pass<Program>] = &[
     Pass { name: "fuse", run: fuse::run },
     // Needs the kernel that computes a new state in one piece; spares `place` the room for it.
     Pass { name: "assign", run: assign::run },
+    // Needs to know what works in place; moves collectives, so before those that join them and part them from their waits.
+    Pass { name: "last", run: last::run },
     // Needs to know which collectives write states; joins them before they are moved.
     Pass { name: "bucket", run: bucket::run },
     // Needs to know which collectives write states; what is in flight is for `place` to keep.

@@ -12,7 +12,6 @@ use std::collections::HashMap;
 
 use ir::kernel::Body;
 use ir::program::{ALIGN, Buffer, BufferId, Instruction, Program, Region, Stage};
-use ir::schedule::Kind;
 use ir::{Mesh, Move};
 
 pub(crate) fn run(program: &mut Program) {
@@ -79,16 +78,9 @@ type Life = Option<(usize, usize, usize)>;
 /// For each buffer the first and last instruction that uses it, counted through all segments in the order of their
 /// first calls, and its segment. A collective uses its buffers until its wait.
 fn lives(stage: &Stage) -> Vec<Life> {
-    let mut order: Vec<usize> = Vec::new();
-    for call in &stage.calls {
-        if !order.contains(&call.segment) {
-            order.push(call.segment);
-        }
-    }
-    order.extend((0..stage.segments.len()).filter(|s| !order.contains(s)).collect::<Vec<_>>());
     let mut lives: Vec<Life> = vec![None; stage.buffers.len()];
     let mut at = 0;
-    for s in order {
+    for s in order(stage) {
         let mut open: HashMap<u32, Vec<BufferId>> = HashMap::new();
         for instruction in &stage.segments[s].instructions {
             let mut used = instruction.reads();
@@ -109,6 +101,17 @@ fn lives(stage: &Stage) -> Vec<Life> {
     lives
 }
 
+/// The segments in the order of their first calls.
+fn order(stage: &Stage) -> Vec<usize> {
+    let mut order: Vec<usize> = Vec::new();
+    for s in stage.calls.iter().map(|c| c.segment).chain(0..stage.segments.len()) {
+        if !order.contains(&s) {
+            order.push(s);
+        }
+    }
+    order
+}
+
 /// Joins the block of a result to that of an operand that dies where it is made, where the kernel allows it. Returns the
 /// results that so lie among what is kept for a step.
 fn share(
@@ -119,7 +122,8 @@ fn share(
     blocks: &mut [Option<Block>],
 ) -> Vec<BufferId> {
     let mut kept: Vec<BufferId> = Vec::new();
-    for segment in &stage.segments {
+    for (s, segment) in stage.segments.iter().enumerate() {
+        let settled = settled(stage, s);
         // Where each collective is waited for, and how many read each buffer.
         let mut waits: HashMap<u32, usize> = HashMap::new();
         let mut sent: HashMap<BufferId, usize> = HashMap::new();
@@ -147,9 +151,9 @@ fn share(
                     && !beside.any(|x| x.reads().contains(&from));
                 let scratch = |b: &Buffer| b.region == Region::Scratch;
                 // What is kept for a step is free behind its last use in a segment that runs once.
-                let step =
-                    (a.region == Region::Step || kept.contains(&from)) && segment.kind == Kind::Optimizer;
-                let movable = scratch(b) && (step || scratch(a));
+                let step = (a.region == Region::Step || kept.contains(&from)) && settled;
+                let movable =
+                    if step { scratch(b) || b.region == Region::Step } else { scratch(a) && scratch(b) };
                 if !sizes || !movable || last != first + wait || owner[to.index()] != to.index() {
                     continue;
                 }
@@ -162,7 +166,7 @@ fn share(
                     continue;
                 }
                 blocks[root] = Some(Block { last: mine.last, ..into });
-                if step {
+                if step && scratch(b) {
                     kept.push(to);
                 }
                 blocks[to.index()] = None;
@@ -171,6 +175,16 @@ fn share(
         }
     }
     kept
+}
+
+/// Whether a segment is called once, behind all calls of the segments before it: then a last use in it is the last of the
+/// step.
+fn settled(stage: &Stage, s: usize) -> bool {
+    let own: Vec<usize> = (0..stage.calls.len()).filter(|c| stage.calls[*c].segment == s).collect();
+    let order = order(stage);
+    let place = |s: usize| order.iter().position(|o| *o == s);
+    let later = |at: usize| stage.calls[at + 1..].iter().all(|c| place(c.segment) > place(s));
+    matches!(own[..], [at] if later(at))
 }
 
 /// The operands and results of an instruction that may lie in the same place.

@@ -37,16 +37,16 @@ impl fmt::Display for Program {
             for (i, buffer) in stage.buffers.iter().enumerate() {
                 writeln!(f, "b{i} = {}", show_buffer(buffer, &self.mesh))?;
             }
-            for segment in &stage.segments {
-                writeln!(f, "segment {}", segment.kind.letter())?;
+            for (s, segment) in stage.segments.iter().enumerate() {
+                writeln!(f, "segment {}", stage.name_of(s))?;
                 for instruction in &segment.instructions {
                     writeln!(f, "  {}", show_instruction(instruction, &self.mesh))?;
                 }
             }
             for call in &stage.calls {
-                let kind = stage.segments[call.segment].kind.letter();
+                let segment = stage.name_of(call.segment);
                 let microbatch = call.microbatch.map_or("once".to_string(), |m| m.to_string());
-                writeln!(f, "call {kind} {microbatch} slot {}", call.slot)?;
+                writeln!(f, "call {segment} {microbatch} slot {}", call.slot)?;
             }
         }
         Ok(())
@@ -141,15 +141,22 @@ fn read_line(program: &mut Program, open: &mut Option<Instruction>, line: &str) 
         let sizes = [size()?, size()?, size()?, size()?];
         program.stages.push(Stage { slots, sizes, ..Stage::default() });
     } else if scan.eat("segment ") {
-        let letter = scan.word()?;
+        let name = scan.rest().trim();
+        let letter = name.trim_end_matches('\'');
         let kind = Kind::ALL.into_iter().find(|k| k.letter().to_string() == letter);
         let kind = kind.ok_or_else(|| format!("`{letter}` is no kind of segment"))?;
-        stage(program)?.segments.push(Segment { kind, instructions: Vec::new() });
-    } else if scan.eat("call ") {
-        let letter = scan.word()?;
         let stage = stage(program)?;
-        let segment = stage.segments.iter().position(|s| s.kind.letter().to_string() == letter);
-        let segment = segment.ok_or_else(|| format!("there is no segment `{letter}`"))?;
+        stage.segments.push(Segment { kind, instructions: Vec::new() });
+        let own = stage.name_of(stage.segments.len() - 1);
+        if own != name {
+            return Err(format!("segment `{name}` stands where `{own}` is next"));
+        }
+    } else if scan.eat("call ") {
+        let (name, rest) = scan.rest().split_once(' ').ok_or("a call reads `call F 0 slot 0`")?;
+        scan = Scan::new(rest);
+        let stage = stage(program)?;
+        let segment = (0..stage.segments.len()).find(|s| stage.name_of(*s) == name);
+        let segment = segment.ok_or_else(|| format!("there is no segment `{name}`"))?;
         let microbatch = if scan.eat("once") { None } else { Some(scan.number()?) };
         scan.expect("slot")?;
         stage.calls.push(Call { segment, microbatch, slot: scan.number()? });

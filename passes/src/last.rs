@@ -1,0 +1,111 @@
+//! After it gradients that are summed over micro-batches are reduced while the last backward pass still runs, each as soon as
+//! its sum is complete, and not when that pass is over (Li et al., "PyTorch Distributed", section 3.2.4).
+//!
+//! The backward pass of the last micro-batch becomes a segment of its own. Only what works in place moves there: where
+//! gradients are brought to shards of them, shards and sums together would take more room until the update.
+//!
+//! Behind `assign`, which says what is written in place, and before `bucket`, which joins what moved.
+//!
+//! ```text
+//! segment B                          segment B
+//!   launch b1, b2 -> b1                launch b1, b2 -> b1
+//! segment O                          segment B'
+//!   t0 = start all_reduce b1 -> b3     launch b1, b4 -> b1
+//!   wait t0                     ->     t0 = start all_reduce b1 -> b3
+//! call B 0 slot 0                      wait t0
+//! call B 1 slot 0                    call B 0 slot 0
+//! call O once slot 0                 call B' 1 slot 0
+//!                                    call O once slot 0
+//! ```
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use ir::program::{BufferId, Instruction, Program, Region, Segment, Stage};
+use ir::schedule::Kind;
+use ir::{Move, Reduce};
+
+pub(crate) fn run(program: &mut Program) {
+    for stage in &mut program.stages {
+        let at = |kind| stage.segments.iter().position(|s| s.kind == kind);
+        let (Some(backward), Some(update)) = (at(Kind::Backward), at(Kind::Optimizer)) else { continue };
+        let found = sums(stage, backward, update);
+        let calls = stage.calls.iter().filter(|c| c.segment == backward).count();
+        if calls > 1 && !found.is_empty() {
+            move_to_last(stage, backward, update, &found);
+        }
+    }
+}
+
+/// The starts of the update that may come before it, by place, each with the place in the backward pass behind which its
+/// operand is complete.
+fn sums(stage: &Stage, backward: usize, update: usize) -> BTreeMap<usize, usize> {
+    let mut made: HashMap<BufferId, usize> = HashMap::new();
+    for (i, instruction) in stage.segments[backward].instructions.iter().enumerate() {
+        made.extend(instruction.writes().into_iter().map(|b| (b, i)));
+    }
+    let mut touched: HashSet<BufferId> = HashSet::new();
+    let mut written: HashSet<BufferId> = HashSet::new();
+    let mut found = BTreeMap::new();
+    for (i, instruction) in stage.segments[update].instructions.iter().enumerate() {
+        if let [one] = instruction.transfers()
+            && matches!(one.step, Move::AllReduce { reduce: Reduce::Sum, .. })
+            && let Some(at) = made.get(&one.from)
+            && !written.contains(&one.from)
+            && !touched.contains(&one.to)
+            && stage.buffers[one.to.index()].region != Region::State
+        {
+            found.insert(i, *at);
+        }
+        written.extend(instruction.writes());
+        touched.extend(instruction.reads().into_iter().chain(instruction.writes()));
+    }
+    found
+}
+
+fn move_to_last(stage: &mut Stage, backward: usize, update: usize, found: &BTreeMap<usize, usize>) {
+    let all = std::mem::take(&mut stage.segments[update].instructions);
+    let tokens: HashSet<u32> = found.keys().filter_map(|i| all[*i].started()).map(|(t, _)| t).collect();
+    let mut behind: BTreeMap<usize, Vec<Instruction>> = BTreeMap::new();
+    for (i, instruction) in all.into_iter().enumerate() {
+        match (&instruction, found.get(&i)) {
+            (Instruction::Wait { token }, _) if tokens.contains(token) => {}
+            (Instruction::Start { token, parts }, Some(at)) => {
+                parts.iter().for_each(|t| stage.buffers[t.to.index()].region = Region::Step);
+                let wait = Instruction::Wait { token: *token };
+                behind.entry(*at).or_default().extend([instruction, wait]);
+            }
+            (
+                Instruction::Start { .. }
+                | Instruction::Wait { .. }
+                | Instruction::Feed { .. }
+                | Instruction::Launch { .. }
+                | Instruction::Local { .. }
+                | Instruction::Assign { .. }
+                | Instruction::Tap { .. },
+                _,
+            ) => stage.segments[update].instructions.push(instruction),
+        }
+    }
+    let mut last = Vec::new();
+    let mut own: HashMap<BufferId, BufferId> = HashMap::new();
+    for (i, mut instruction) in stage.segments[backward].instructions.clone().into_iter().enumerate() {
+        for b in instruction.buffers_mut() {
+            // Scratch is of one segment.
+            if stage.buffers[b.index()].region == Region::Scratch {
+                let next = BufferId(stage.buffers.len() as u32);
+                let known = *own.entry(*b).or_insert(next);
+                if known == next {
+                    stage.buffers.push(stage.buffers[b.index()].clone());
+                }
+                *b = known;
+            }
+        }
+        last.push(instruction);
+        last.extend(behind.remove(&i).into_iter().flatten());
+    }
+    stage.segments.insert(backward + 1, Segment { kind: Kind::Backward, instructions: last });
+    let end = stage.calls.iter().rposition(|c| c.segment == backward);
+    for (i, call) in stage.calls.iter_mut().enumerate() {
+        call.segment += usize::from(call.segment > backward || Some(i) == end);
+    }
+}
