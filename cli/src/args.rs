@@ -399,10 +399,16 @@ pub enum BenchCommand {
 
 /// `meshc bench step`.
 #[derive(Debug, Args)]
+#[command(
+    after_help = "Example:\n  meshc bench step ./gpt2 --mesh dp=2 --zero 3 --seq 256 --beside \"--mesh dp=2 --seq 256\""
+)]
 pub struct StepArgs {
     /// How to split.
     #[command(flatten)]
     pub split: SplitArgs,
+    /// Runs the same model split otherwise too, a step of each in turn: `--beside "--mesh dp=2 --zero 3"`
+    #[arg(long, value_name = "FLAGS", allow_hyphen_values = true)]
+    pub beside: Option<String>,
     /// Steps measured, after two that are not
     #[arg(long, default_value_t = 8, value_name = "N")]
     pub steps: usize,
@@ -412,6 +418,14 @@ pub struct StepArgs {
     /// Text for people, JSON for scripts
     #[arg(long, value_enum, default_value_t = Format::Text)]
     pub format: Format,
+}
+
+/// How the other one of `meshc bench step --beside` is split.
+#[derive(Debug, Parser)]
+pub struct BesideArgs {
+    /// How to split.
+    #[command(flatten)]
+    pub split: SplitArgs,
 }
 
 /// `meshc bench checkpoint`.

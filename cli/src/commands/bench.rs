@@ -3,9 +3,11 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
+use clap::Parser;
 use ir::kernel::{Body, Contract, Kernel, Loop};
 use ir::state::AdamW;
 use ir::{DType, Mesh, Name};
+use passes::Compiled;
 use planner::{plan, units};
 use runtime::cpu;
 use runtime::data::random::{below, stream_of};
@@ -13,7 +15,7 @@ use runtime::local::{HostTensor, Local, Taps};
 use serde::Serialize;
 
 use super::print;
-use crate::args::{Format, StepArgs};
+use crate::args::{BesideArgs, Format, SplitArgs, StepArgs};
 use crate::failure::Failure;
 use crate::loaded::{fill, workers};
 use crate::request::{self, Origin, Request};
@@ -30,34 +32,82 @@ struct Measured {
     model_flops: f64,
     share_of_gemm: f64,
     executed_share_of_gemm: f64,
+    /// The same model split otherwise, if asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    beside: Option<Beside>,
+}
+
+/// Another split of the model, whose steps were run in turn with the first one's.
+#[derive(Serialize)]
+struct Beside {
+    flags: String,
+    /// Medians of the first and of this one.
+    median_seconds: [f64; 2],
+    /// Of the first to this one.
+    ratio: f64,
+}
+
+/// A model that takes steps.
+struct Runner {
+    request: Request,
+    compiled: Compiled,
+    local: Local,
+    taps: Taps,
+    workers: usize,
+    seconds: Vec<f64>,
+}
+
+impl Runner {
+    fn new(origin: &Origin, split: &SplitArgs, asked: Option<usize>) -> Result<Runner, Failure> {
+        let request = request::read(origin, split, None)?;
+        let compiled = request.compile(AdamW::default(), false, &mut |_, _| {});
+        let workers = workers(asked, request.mesh.ranks());
+        let mut local = Local::new(&compiled.program, workers)?;
+        fill(&mut local, &compiled.program.states, None, 0)?;
+        let taps = Taps::of(["loss"]).finite("loss");
+        Ok(Runner { request, compiled, local, taps, workers, seconds: Vec::new() })
+    }
+
+    /// One step on random tokens. The first two do not count.
+    fn step(&mut self, step: usize) -> Result<(), Failure> {
+        let m = self.request.rows.microbatches();
+        let feeds: Vec<_> = (0..m).map(|i| random_tokens(&self.request, step * m + i)).collect();
+        let start = Instant::now();
+        self.local.step(&feeds, &mut self.taps)?;
+        self.seconds.extend((step >= 2).then(|| start.elapsed().as_secs_f64()));
+        Ok(())
+    }
+
+    fn sorted(&self) -> Vec<f64> {
+        let mut all = self.seconds.clone();
+        all.sort_by(f64::total_cmp);
+        all
+    }
 }
 
 pub(crate) fn run(origin: &Origin, args: &StepArgs) -> Result<(), Failure> {
-    let request = request::read(origin, &args.split, None)?;
-    let compiled = request.compile(AdamW::default(), false, &mut |_, _| {});
-    let planned = request.plan(&compiled);
-    let ranks = request.mesh.ranks();
-    let used = workers(args.workers, ranks);
+    let mut one = Runner::new(origin, &args.split, args.workers)?;
+    let other = args.beside.as_ref().map(|flags| other(flags, &args.split)).transpose()?;
+    let mut other = other.map(|split| Runner::new(origin, &split, args.workers)).transpose()?;
     let gemm = gemm_rate()?;
-    let mut local = Local::new(&compiled.program, used)?;
-    fill(&mut local, &compiled.program.states, None, 0)?;
-    let mut taps = Taps::of(["loss"]).finite("loss");
-    let mut best = f64::INFINITY;
     for step in 0..args.steps.max(1) + 2 {
-        let m = request.rows.microbatches();
-        let feeds: Vec<_> = (0..m).map(|i| random_tokens(&request, step * m + i)).collect();
-        let start = Instant::now();
-        local.step(&feeds, &mut taps)?;
-        if step >= 2 {
-            best = best.min(start.elapsed().as_secs_f64());
-        }
+        one.step(step)?;
+        other.as_mut().map_or(Ok(()), |o| o.step(step))?;
     }
+    let planned = one.request.plan(&one.compiled);
+    let (ranks, all) = (one.request.mesh.ranks(), one.sorted());
+    let best = all[0];
+    let beside = other.map(|other| {
+        let median_seconds = [&all, &other.sorted()].map(|all| all[all.len() / 2]);
+        let flags = args.beside.clone().unwrap_or_default();
+        Beside { flags, median_seconds, ratio: median_seconds[0] / median_seconds[1] }
+    });
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let executed = plan::contract_flops(&compiled.program) * ranks as f64;
+    let executed = plan::contract_flops(&one.compiled.program) * ranks as f64;
     let rate = planned.model.flops_full / best;
     let measured = Measured {
         cores,
-        workers: used,
+        workers: one.workers,
         ranks,
         gemm_flops: gemm,
         step_seconds: best,
@@ -65,33 +115,49 @@ pub(crate) fn run(origin: &Origin, args: &StepArgs) -> Result<(), Failure> {
         model_flops: rate,
         share_of_gemm: rate / (gemm * cores as f64),
         executed_share_of_gemm: executed / best / (gemm * cores as f64),
+        beside,
     };
     report(&measured, args.format)
 }
 
+/// The other way to split the model.
+fn other(flags: &str, split: &SplitArgs) -> Result<SplitArgs, Failure> {
+    let parsed = BesideArgs::try_parse_from(std::iter::once("--beside").chain(flags.split_whitespace()));
+    let wrong = |e: clap::Error| {
+        let text = e.to_string();
+        let first = text.lines().next().unwrap_or_default().trim_start_matches("error: ");
+        Failure::Request(format!("--beside \"{flags}\": {first}"))
+    };
+    let parsed = parsed.map_err(wrong)?.split;
+    Ok(SplitArgs { model: parsed.model.or_else(|| split.model.clone()), ..parsed })
+}
+
 fn report(m: &Measured, format: Format) -> Result<(), Failure> {
-    match format {
-        Format::Json => {
-            let text = serde_json::to_string_pretty(m).map_err(|e| Failure::Run(e.to_string()))?;
-            print(&(text + "\n"))
-        }
-        Format::Text => print(&format!(
-            "gemm-f32, 1024 cubed, 1 thread: {}/s; times {} cores: {}/s\n\
-             step (best): {}, {} tokens/s, {} ranks on {} workers\n\
-             model FLOPs, attention whole: {}/s, {:.1} % of gemm on all cores\n\
-             products executed: {:.1} % of gemm on all cores\n",
-            units::count(m.gemm_flops, "FLOP"),
-            m.cores,
-            units::count(m.gemm_flops * m.cores as f64, "FLOP"),
-            units::seconds(m.step_seconds),
-            units::grouped(m.tokens_per_second.round() as u64),
-            m.ranks,
-            m.workers,
-            units::count(m.model_flops, "FLOP"),
-            100.0 * m.share_of_gemm,
-            100.0 * m.executed_share_of_gemm
-        )),
+    if format == Format::Json {
+        let text = serde_json::to_string_pretty(m).map_err(|e| Failure::Run(e.to_string()))?;
+        return print(&(text + "\n"));
     }
+    let mut text = format!(
+        "gemm-f32, 1024 cubed, 1 thread: {}/s; times {} cores: {}/s\n\
+         step (best): {}, {} tokens/s, {} ranks on {} workers\n\
+         model FLOPs, attention whole: {}/s, {:.1} % of gemm on all cores\n\
+         products executed: {:.1} % of gemm on all cores\n",
+        units::count(m.gemm_flops, "FLOP"),
+        m.cores,
+        units::count(m.gemm_flops * m.cores as f64, "FLOP"),
+        units::seconds(m.step_seconds),
+        units::grouped(m.tokens_per_second.round() as u64),
+        m.ranks,
+        m.workers,
+        units::count(m.model_flops, "FLOP"),
+        100.0 * m.share_of_gemm,
+        100.0 * m.executed_share_of_gemm
+    );
+    if let Some(b) = &m.beside {
+        let [this, other] = b.median_seconds.map(units::seconds);
+        text += &format!("medians, in turn: {this}, and {other} with {}: ratio {:.3}\n", b.flags, b.ratio);
+    }
+    print(&text)
 }
 
 /// FLOP/s of a 1024 cubed f32 product on one thread, the best of twenty.

@@ -1,0 +1,47 @@
+//! `meshc bench step`: what it prints, not how fast it is.
+
+use std::process::Command;
+
+use meshc_tests::oracle;
+use serde_json::Value;
+
+fn bench(words: &[&str]) -> (i32, String, String) {
+    let folder = oracle::read("gpt2").folder.display().to_string();
+    let small = ["--seq", "8", "--global-batch", "4", "--steps", "1"];
+    let mut command = Command::new(env!("CARGO_BIN_EXE_meshc"));
+    let done = command.args(["bench", "step", &folder]).args(small).args(words).output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (done.status.code().unwrap_or(-1), text(&done.stdout), text(&done.stderr))
+}
+
+#[test]
+fn steps_of_two_splits_are_run_in_turn() {
+    let other = "--mesh dp=4 --zero 3 --seq 8 --global-batch 4";
+    let (code, text, errors) = bench(&["--mesh", "dp=2", "--beside", other, "--format", "json"]);
+    assert_eq!(code, 0, "{errors}");
+    let measured: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!((measured["ranks"].as_u64(), measured["beside"]["flags"].as_str()), (Some(2), Some(other)));
+    let medians: Vec<f64> = measured["beside"]["median_seconds"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|x| x.as_f64().unwrap())
+        .collect();
+    assert_eq!(measured["beside"]["ratio"].as_f64(), Some(medians[0] / medians[1]));
+    let (code, text, _) = bench(&["--mesh", "dp=2", "--beside", other]);
+    assert!(code == 0 && text.contains("medians, in turn: ") && text.contains("ratio "), "{text}");
+    let (_, alone, _) = bench(&["--format", "json"]);
+    assert!(serde_json::from_str::<Value>(&alone).unwrap().get("beside").is_none());
+}
+
+#[test]
+fn another_split_that_makes_no_sense_is_refused() {
+    for (flags, words) in [
+        ("--zero 7", "--beside \"--zero 7\": invalid value"),
+        ("--mesh zz=2", "there is no axis `zz`"),
+        ("--stepz 3", "unexpected argument"),
+    ] {
+        let (code, _, errors) = bench(&["--beside", flags]);
+        assert!(code == 2 && errors.contains(words), "{flags}: {code}, {errors}");
+    }
+}
