@@ -1,6 +1,7 @@
 //! After it gradients that are ready one after the other are reduced by one call, up to the bytes that were decided (Li et
 //! al., "PyTorch Distributed", section 3.2.2): fewer calls wait less, and the first still start early. So are the new
-//! parameters gathered that the update ends with.
+//! parameters gathered that the update ends with; and those that are kept in shards, when the first of a bucket is used
+//! (Zhao et al., "PyTorch FSDP", section 3.2). Of these little is gathered at once: see [`ONCE`].
 //!
 //! What is needed before the last of a bucket is ready starts another, so no use waits for a bucket.
 //!
@@ -17,11 +18,15 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use ir::program::{BufferId, Instruction, Program, Stage, Transfer};
+use ir::program::{BufferId, Instruction, Program, Region, Stage, Transfer};
 use ir::schedule::Kind;
 use ir::{Axis, DType, Mesh, Move, Reduce};
 
 use crate::uses::{Made, following};
+
+/// A bucket of gathered parameters is no more than this part of all that its segment gathers, so that two, one in use and
+/// one on its way, are little beside what sharding saves.
+const ONCE: usize = 16;
 
 pub(crate) fn run(program: &mut Program) {
     let Some(limit) = program.bucket_bytes else { return };
@@ -30,7 +35,11 @@ pub(crate) fn run(program: &mut Program) {
             let all = std::mem::take(&mut stage.segments[s].instructions);
             let kind = stage.segments[s].kind;
             let found = chains(&all, kind, stage, &program.mesh);
-            stage.segments[s].instructions = joined(all, buckets(found, limit));
+            let (gathers, sums): (Vec<Chain>, Vec<Chain>) = found.into_iter().partition(|c| c.gathers);
+            let whole: usize = gathers.iter().map(|c| c.bytes).sum();
+            let mut found = buckets(sums, limit);
+            found.extend(buckets(gathers, limit.min(whole / ONCE)));
+            stage.segments[s].instructions = joined(all, found);
         }
     }
 }
@@ -38,6 +47,8 @@ pub(crate) fn run(program: &mut Program) {
 /// A collective alone, or several that one tensor goes through one after the other, such as a reduce_scatter over the
 /// inner and an all_reduce over the outer batch axis.
 struct Chain {
+    /// Whether it gathers a parameter for its use.
+    gathers: bool,
     /// Where the starts stand.
     starts: Vec<usize>,
     /// What only follows from it.
@@ -50,7 +61,7 @@ struct Chain {
     bytes: usize,
 }
 
-/// What may go into buckets, in the order in which it is ready.
+/// What may go into buckets: sums in the order in which they are ready, parameters in the order in which they are used.
 fn chains(all: &[Instruction], kind: Kind, stage: &Stage, mesh: &Mesh) -> Vec<Chain> {
     let made = Made::of(all);
     let following = following(all);
@@ -60,12 +71,16 @@ fn chains(all: &[Instruction], kind: Kind, stage: &Stage, mesh: &Mesh) -> Vec<Ch
         reads.iter().chain(writes).for_each(|b| used.entry(*b).or_default().push(i));
     }
     let writes = |k: &usize, b: &BufferId| uses[*k].1.contains(b);
+    let gathers = |t: &Transfer| {
+        let kept = stage.buffers[t.from.index()].region == Region::State;
+        kind != Kind::Optimizer && kept && matches!(t.step, Move::AllGather { .. })
+    };
     let one = |i: usize| match &all[i] {
-        Instruction::Start { parts, .. } if parts.len() == 1 && bucketed(&parts[0].step, kind) => {
-            Some(&parts[0])
+        Instruction::Start { parts, .. } => {
+            let fits = |t: &&Transfer| parts.len() == 1 && (bucketed(&t.step, kind) || gathers(t));
+            parts.first().filter(fits)
         }
-        Instruction::Start { .. }
-        | Instruction::Feed { .. }
+        Instruction::Feed { .. }
         | Instruction::Launch { .. }
         | Instruction::Local { .. }
         | Instruction::Wait { .. }
@@ -104,7 +119,8 @@ fn chains(all: &[Instruction], kind: Kind, stage: &Stage, mesh: &Mesh) -> Vec<Ch
         };
         let due = needed.into_iter().chain(links.iter().flat_map(overwritten)).min().unwrap_or(usize::MAX);
         // What the backward pass itself goes on with is no gradient.
-        if kind != Kind::Optimizer && due != usize::MAX {
+        let gathers = gathers(first);
+        if kind != Kind::Optimizer && due != usize::MAX && !gathers {
             continue;
         }
         let made = used[&first.from].iter().filter(|k| **k < i && writes(k, &first.from));
@@ -117,9 +133,9 @@ fn chains(all: &[Instruction], kind: Kind, stage: &Stage, mesh: &Mesh) -> Vec<Ch
         taken.extend(links.iter().map(|(at, _)| at));
         let key = links.iter().map(key).collect();
         let starts = links.iter().map(|(at, _)| *at).collect();
-        found.push(Chain { starts, then, key, ready, due, bytes: a.max(b) });
+        found.push(Chain { gathers, starts, then, key, ready, due, bytes: a.max(b) });
     }
-    found.sort_by_key(|c| (c.ready, c.starts[0]));
+    found.sort_by_key(|c| (if c.gathers { c.due } else { c.ready }, c.starts[0]));
     found
 }
 
@@ -168,14 +184,16 @@ fn buckets(chains: Vec<Chain>, limit: usize) -> Vec<Vec<Chain>> {
     done
 }
 
-/// The instructions with each bucket's calls and waits where its last chain is ready, and what only follows from them behind.
+/// The instructions with each bucket's calls and waits where its last chain is ready, or its first parameter used, and what
+/// only follows from them behind.
 fn joined(all: Vec<Instruction>, buckets: Vec<Vec<Chain>>) -> Vec<Instruction> {
     let waits: HashMap<u32, usize> = all.iter().enumerate().filter_map(waited).collect();
     let mut gone: HashSet<usize> = HashSet::new();
     let mut new: HashMap<usize, Vec<Instruction>> = HashMap::new();
     let mut later: BTreeMap<usize, usize> = BTreeMap::new();
     for of in &buckets {
-        let at = of.iter().map(|c| c.ready).max().unwrap_or(0);
+        let (ready, due) = (of.iter().map(|c| c.ready).max(), of.iter().map(|c| c.due).min());
+        let at = if of[0].gathers { due } else { ready }.unwrap_or(0).min(all.len());
         for level in 0..of[0].starts.len() {
             let starts = of.iter().filter_map(|c| all[c.starts[level]].started());
             let (tokens, parts): (Vec<u32>, Vec<&[Transfer]>) = starts.unzip();

@@ -3,7 +3,7 @@
 //! comes then, and not before.
 //!
 //! What is kept waiting takes memory, so of collectives that copy, only a few are in flight at once; and parameters are
-//! gathered one ahead: when the one before is first used.
+//! gathered one call ahead: when what the one before brought is first used.
 //!
 //! Behind `assign`, which may make a collective write a state, and before `place`, which must know what is in flight.
 //!
@@ -56,18 +56,16 @@ fn started_early(all: Vec<Instruction>, stage: &Stage) -> Vec<Instruction> {
             let (reads, writes) = made.uses(before);
             // The wait of the gather before is no use of it, but it starts first.
             let other = before.started().is_some() && any(&writes, &ahead);
-            any(&writes, &from) || any(&reads, &to) || any(&writes, &to) || other || any(&reads, &ahead)
+            any(&writes, &from) || any(&reads, &to) || any(&writes, &to) || other
         };
         let mut at = out.len();
+        let mut used = None;
         while at > 0 && !blocks(&out[at - 1]) {
             at -= 1;
+            used = if any(&out[at].reads(), &ahead) { Some(at) } else { used };
         }
-        // It starts with the use of the one before, not behind it.
-        if at > 0 {
-            let (reads, writes) = made.uses(&out[at - 1]);
-            let free = !any(&writes, &from) && !any(&reads, &to) && !any(&writes, &to);
-            at -= usize::from(any(&reads, &ahead) && free);
-        }
+        // It starts with the first use of the one before.
+        let at = used.unwrap_or(at);
         out.insert(at, instruction);
     }
     out

@@ -54,9 +54,11 @@ pub fn one_device_over<T: Real>(graph: &Graph, feeds: &[Feeds<T>]) -> Vec<Tensor
     values.into_iter().flatten().collect()
 }
 
-/// What is computed, and for which micro-batch: the update is behind them all.
+/// What is computed, and for which micro-batch: the update is behind them all, but for sums over them, wherever they are
+/// marked.
 fn order(graph: &Graph, microbatches: usize) -> impl Iterator<Item = (&Node, usize)> {
-    let update = |n: &&Node| n.mark.part == Part::Update;
+    let sum = move |n: &Node| microbatches > 1 && n.op == Op::Accumulate;
+    let update = move |n: &&Node| n.mark.part == Part::Update && !sum(n);
     let each = move |m| graph.nodes.iter().filter(move |n| !update(n)).map(move |n| (n, m));
     (0..microbatches).flat_map(each).chain(graph.nodes.iter().filter(update).map(|n| (n, 0)))
 }

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use ir::program::Program;
 use ir::state::{Role, State};
-use ir::{DType, Graph, Name, Op};
+use ir::{DType, Graph, Name, Op, Scope};
 use runtime::data::random::stream_of;
 use runtime::local::{HostTensor, Local, RunError, Taps};
-use runtime::lockstep::{Feeds, one_device};
+use runtime::lockstep::{Feeds, one_device_over};
 use runtime::tensor::Tensor;
 
 use crate::random::Random;
@@ -20,6 +20,11 @@ pub const F32: f64 = 2e-6;
 
 /// Tensors by what they are, as in `tap y` and `state w`.
 pub type Left = BTreeMap<String, Tensor<f64>>;
+
+/// The feeds of the micro-batches of a step: states are those of the first.
+pub fn feeds_over(graph: &Graph, seed: u64, microbatches: usize) -> Vec<Feeds<f64>> {
+    (0..microbatches as u64).map(|m| feeds(graph, seed + m * 1_000_003)).collect()
+}
 
 /// Numbers that f32 holds exactly, so that both kinds of arithmetic start from the same: floats are multiples of 1/8
 /// from -2 to 2, indices lie in -1..=5, so that some look up nothing, a moment is one, the step is 3.
@@ -62,20 +67,21 @@ pub fn flat(left: Left) -> Left {
     left.into_iter().map(|(name, t)| (name, Tensor { shape: vec![t.data.len()], data: t.data })).collect()
 }
 
-/// What a step leaves behind on one device, in f64.
-pub fn left_by_one_device(graph: &Graph, feeds: &Feeds<f64>) -> Left {
-    let values = one_device(graph, feeds);
+/// What a step leaves behind on one device, in f64, fed by micro-batches.
+pub fn left_by_one_device(graph: &Graph, feeds: &[Feeds<f64>]) -> Left {
+    let values = one_device_over(graph, feeds);
     let left = |(name, v): (String, ir::Value)| (name, values[v.index()].clone());
-    names(graph).into_iter().map(left).collect()
+    names(graph, feeds.len()).into_iter().map(left).collect()
 }
 
-/// The values that taps and assignments hand out.
-fn names(graph: &Graph) -> Vec<(String, ir::Value)> {
+/// The values that taps and assignments hand out; of several micro-batches what is of the step.
+fn names(graph: &Graph, microbatches: usize) -> Vec<(String, ir::Value)> {
     let name = |op: &Op| {
         let tap = if let Op::Tap(name) = op { Some(format!("tap {name}")) } else { None };
         if let Op::Assign(name) = op { Some(format!("state {name}")) } else { tap }
     };
-    graph.nodes.iter().filter_map(|n| Some((name(&n.op)?, n.args[0]))).collect()
+    let whole = |v: &ir::Value| microbatches == 1 || graph.ty(*v).scope == Scope::Step;
+    graph.nodes.iter().filter_map(|n| Some((name(&n.op)?, n.args[0]))).filter(|(_, v)| whole(v)).collect()
 }
 
 /// A program, loaded, its states filled. A state that no instruction names has no buffer, and is left out.
@@ -120,13 +126,14 @@ pub fn left_by(
     local: &mut Local,
     graph: &Graph,
     program: &Program,
-    feeds: &Feeds<f64>,
+    feeds: &[Feeds<f64>],
 ) -> Result<Left, RunError> {
     let tapped = local.taps();
     let mut taps = Taps::of(tapped.iter().map(|t| &**t));
-    local.step(&[host(program, feeds)], &mut taps)?;
+    let fed: Vec<_> = feeds.iter().map(|f| host(program, f)).collect();
+    local.step(&fed, &mut taps)?;
     let mut left = Left::new();
-    for (text, _) in names(graph) {
+    for (text, _) in names(graph, feeds.len()) {
         let found = match text.split_once(' ') {
             Some(("tap", name)) => taps.get(name).cloned(),
             Some((_, name)) => Some(local.read_state(name)?),
@@ -157,11 +164,11 @@ pub fn furthest(found: &Left, want: &Left) -> (f64, String) {
 pub fn equals(
     graph: &Graph,
     program: &Program,
-    feeds: &Feeds<f64>,
+    feeds: &[Feeds<f64>],
     workers: usize,
     limit: f64,
 ) -> Result<Local, String> {
-    let mut local = loaded(program, feeds, workers).map_err(|e| e.to_string())?;
+    let mut local = loaded(program, &feeds[0], workers).map_err(|e| e.to_string())?;
     let left = left_by(&mut local, graph, program, feeds).map_err(|e| e.to_string())?;
     let (off, name) = furthest(&left, &left_by_one_device(graph, feeds));
     let text = || format!("{name} is off by {off:.1e} from one device, with {workers} workers");

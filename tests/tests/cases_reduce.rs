@@ -1,5 +1,7 @@
 //! Small situations in which others combined pieces wrongly, or moved more than they had to, each with what is right.
 
+use std::slice::from_ref;
+
 use ir::dsl::{Model, Tensor as Named};
 use ir::program::Program;
 use ir::verify_program::verify_program;
@@ -48,9 +50,9 @@ impl Case {
         let program = self.program();
         let graph = &self.sharded.graph;
         for workers in [1, 2, self.sharded.mesh.ranks()] {
-            equals(graph, &program, &self.feeds, workers, 1e-6).unwrap_or_else(|e| panic!("{e}"));
+            equals(graph, &program, from_ref(&self.feeds), workers, 1e-6).unwrap_or_else(|e| panic!("{e}"));
         }
-        left_by_one_device(graph, &self.feeds)
+        left_by_one_device(graph, from_ref(&self.feeds))
     }
 
     fn program(&self) -> Program {
@@ -64,7 +66,8 @@ impl Case {
     fn traffic(&self) -> Vec<Traffic> {
         let program = self.program();
         let mut local = loaded(&program, &self.feeds, 2).unwrap_or_else(|e| panic!("{e}"));
-        left_by(&mut local, &self.sharded.graph, &program, &self.feeds).unwrap_or_else(|e| panic!("{e}"));
+        left_by(&mut local, &self.sharded.graph, &program, from_ref(&self.feeds))
+            .unwrap_or_else(|e| panic!("{e}"));
         local.traffic()
     }
 

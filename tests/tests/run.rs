@@ -31,7 +31,8 @@ fn fault(graph: &ShardedGraph) -> Result<(), String> {
         let feeds = feeds(&graph.graph, seed);
         lockstep(graph, std::slice::from_ref(&feeds), eval).map_err(|w| format!("{}: {}", w.name, w.what))?;
         let ranks = graph.mesh.ranks();
-        let runs = [1, 2, ranks].map(|workers| equals(&graph.graph, &program, &feeds, workers, F32));
+        let runs = [1, 2, ranks]
+            .map(|workers| equals(&graph.graph, &program, std::slice::from_ref(&feeds), workers, F32));
         let [one, two, each] = runs;
         let (one, two, each) = (one?, two?, each?);
         if !one.same_states(&two) || !one.same_states(&each) {

@@ -4,8 +4,9 @@
 use std::collections::BTreeMap;
 
 use ir::graph::{Constraint, Loss, Mark, NewNode};
+use ir::schedule::Schedule;
 use ir::state::{AdamW, Init, Input, Role, State};
-use ir::{Binary, DType, Graph, Mesh, Name, Op, Part, Scope, Sharding, Signature, Value};
+use ir::{Binary, DType, Graph, Mesh, Name, Op, Part, Places, Scope, Sharding, Signature, Value};
 
 use crate::dice::Dice;
 use crate::recipe::{DIMS, Recipe};
@@ -21,7 +22,7 @@ const MOST: f64 = 4.0;
 pub struct Case {
     pub graph: Graph,
     pub mesh: Mesh,
-    pub places: BTreeMap<Name, Sharding>,
+    pub places: Places,
 }
 
 /// A value, and what is known of it.
@@ -78,7 +79,8 @@ impl Builder {
         builder.ends(recipe);
         let text = recipe.mesh.iter().map(|(name, size)| format!("{name}={size}"));
         let mesh = Mesh::parse(&text.collect::<Vec<_>>().join(",")).unwrap_or_else(|e| panic!("{e}"));
-        let places = places(recipe, &builder.graph, &mesh);
+        let mut places = Places::from(places(recipe, &builder.graph, &mesh));
+        places.schedule = Schedule::one_stage(recipe.microbatches);
         Case { graph: builder.graph, mesh, places }
     }
 

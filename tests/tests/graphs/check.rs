@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use ir::{Decisions, Op, ShardedGraph, parse_graph, parse_program, parse_sharded, verify};
-use meshc_tests::backend::{F32, as_given_to, equals, feeds, flat, furthest, left_by_one_device};
+use meshc_tests::backend::{F32, as_given_to, equals, feeds_over, flat, furthest, left_by_one_device};
 use meshc_tests::meaning::any_ways;
 use meshc_tests::random::Random;
 use meshc_tests::traffic::disagree;
@@ -83,8 +83,9 @@ pub fn compiled_anyhow(case: &Case, seed: u64) -> Option<Compiled> {
 /// The sharded graph leaves behind what the graph does, in f64, and all its ranks what one device does.
 fn means_the_same(case: &Case, compiled: &Compiled, seed: u64) -> Result<(), String> {
     let sharded = &compiled.sharded;
-    let feeds = feeds(&sharded.graph, seed);
-    let before = flat(left_by_one_device(&case.graph, &as_given_to(&case.graph, &feeds)));
+    let feeds = feeds_over(&sharded.graph, seed, sharded.decisions.schedule.microbatches());
+    let given: Vec<_> = feeds.iter().map(|f| as_given_to(&case.graph, f)).collect();
+    let before = flat(left_by_one_device(&case.graph, &given));
     let after = flat(left_by_one_device(&sharded.graph, &feeds));
     let (off, name) = furthest(&after, &before);
     if off > F64 {
@@ -94,7 +95,7 @@ fn means_the_same(case: &Case, compiled: &Compiled, seed: u64) -> Result<(), Str
     if let Some((name, _)) = far {
         return Err(format!("{name} is not finite: a fault of the generator"));
     }
-    quietly(|| numeric::lockstep(sharded, std::slice::from_ref(&feeds), eval))?
+    quietly(|| numeric::lockstep(sharded, &feeds, eval))?
         .map(drop)
         .map_err(|w| format!("lockstep: {} {:?}: {}", w.name, w.value, w.what))
 }
@@ -126,7 +127,7 @@ pub fn runs_right(compiled: &Compiled, seed: u64) -> Result<(), String> {
     quietly(|| check::check(sharded, program))?.map_err(|e| format!("check: {}", e[0]))?;
     let cluster = planner::cluster::read("here").map_err(|e| e.to_string())?;
     let plan = planner::plan::plan(sharded, program, &cluster);
-    let feeds = feeds(&sharded.graph, seed);
+    let feeds = feeds_over(&sharded.graph, seed, program.microbatches);
     let [one, two] =
         [1, 2].map(|workers| quietly(|| equals(&sharded.graph, program, &feeds, workers, F32)).flatten());
     let (one, two) = (one?, two?);

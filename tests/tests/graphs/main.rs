@@ -28,7 +28,7 @@ fn kind(fault: &str) -> String {
 
 /// The smallest graph with a fault of the same kind, and where it lies.
 fn smallest(recipe: &Recipe, of: &str) -> String {
-    let places = |r: &Recipe| Builder::build(r).places.keys().map(ToString::to_string).collect();
+    let places = |r: &Recipe| Builder::build(r).places.at.keys().map(ToString::to_string).collect();
     let small = recipe.shrunk(&|r| fault(r).is_some_and(|f| kind(&f) == of), &places);
     let case = Builder::build(&small);
     let graph = ir::ShardedGraph::new(case.graph, case.mesh, case.places);

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use ir::kernel::{Body, Contract};
 use ir::program::Instruction;
+use ir::schedule::Kind;
 use ir::{Binary, Move, Op, Unary};
 
 use crate::build::Builder;
@@ -51,6 +52,8 @@ fn every_op_move_and_kernel_is_drawn() {
             seen.extend((!n.is_multiple_of(pieces)).then(|| "uneven pieces".to_string()));
             seen.extend((*n < pieces).then(|| "empty pieces".to_string()));
         }
+        let passes = compiled.program.stages[0].segments.iter().filter(|s| s.kind == Kind::Backward).count();
+        seen.extend((passes > 1).then(|| "a last backward pass".to_string()));
         for instruction in compiled.program.stages[0].segments.iter().flat_map(|s| &s.instructions) {
             let local = if let Instruction::Local { step, .. } = instruction { Some(step) } else { None };
             seen.extend((instruction.transfers().len() > 1).then(|| "a bucket".to_string()));
@@ -71,6 +74,7 @@ fn every_op_move_and_kernel_is_drawn() {
         ["all_reduce", "all_reduce(max)", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "slice"];
     let ways = [
         "a bucket",
+        "a last backward pass",
         "a move over several axes",
         "several axes on a dimension",
         "uneven pieces",

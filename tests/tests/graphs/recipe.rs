@@ -61,6 +61,8 @@ pub struct Recipe {
     pub nodes: Vec<(usize, Kind)>,
     /// Whether there is a loss, and so a backward pass and an update.
     pub loss: bool,
+    /// How many micro-batches a step has; one without a loss, which alone is summed over them.
+    pub microbatches: usize,
     /// The numbers of nodes whose results are constrained.
     pub asked: BTreeSet<usize>,
     /// Inputs and states that an axis does not split.
@@ -81,7 +83,9 @@ impl Recipe {
         kinds.extend((0..2 + random.below(11)).map(|_| kind(random)));
         let nodes: Vec<(usize, Kind)> = kinds.into_iter().enumerate().collect();
         let asked = nodes.iter().map(|(n, _)| *n).filter(|_| random.below(6) == 0).collect();
-        Recipe { seed, sizes, mesh, nodes, loss: seed.is_multiple_of(2), asked, whole: BTreeSet::new() }
+        let loss = seed.is_multiple_of(2);
+        let microbatches = if loss { *random.pick(&[1, 1, 2, 3]) } else { 1 };
+        Recipe { seed, sizes, mesh, nodes, loss, microbatches, asked, whole: BTreeSet::new() }
     }
 
     /// Everything that has one thing less; `places` are the names of inputs and states.
@@ -99,8 +103,9 @@ impl Recipe {
         }
         (0..n).rev().for_each(|i| with(&|r| r.nodes.retain(|node| *node != self.nodes[i])));
         if self.loss {
-            with(&|r| r.loss = false);
+            with(&|r| (r.loss, r.microbatches) = (false, 1));
         }
+        (1..self.microbatches).for_each(|n| with(&|r| r.microbatches = n));
         self.asked.iter().for_each(|n| with(&|r| r.asked.retain(|m| m != n)));
         for i in 0..self.mesh.len() {
             with(&|r| r.mesh.retain(|axis| *axis != self.mesh[i]));
