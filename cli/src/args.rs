@@ -114,7 +114,8 @@ pub struct SplitArgs {
     /// What is sharded over dp: 1 optimizer state, 2 and gradients, 3 and parameters
     #[arg(long, value_name = "0|1|2|3", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=3))]
     pub zero: u8,
-    /// Gradients are reduced in calls of up to so many bytes, 0: each by itself; by the cluster's figures unless given
+    /// Gradients are reduced, and parameters gathered, in calls of up to so many bytes, 0: each by itself; by the
+    /// cluster's figures unless given
     #[arg(long, value_name = "BYTES")]
     pub bucket_bytes: Option<usize>,
     /// When gradients are synchronised: once a step (--zero 0, 1) or after each micro-batch (--zero 2, 3)

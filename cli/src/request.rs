@@ -90,7 +90,7 @@ pub fn read(origin: &Origin, args: &SplitArgs, fed: Option<Shape>) -> Result<Req
     let mesh = refine(&graph, &mesh);
     let mut places = Places::from(places(&graph, &mesh));
     places.schedule = Schedule::one_stage(rows.microbatches());
-    places.bucket_bytes = args.bucket_bytes;
+    places.bucket_bytes = buckets(args, &mesh)?;
     places.free = free(&graph, &places.at, &mesh);
     if let Some(rules) = &rules {
         places.at = rules.apply(&graph, &mesh, places.at)?;
@@ -197,6 +197,22 @@ fn not_built(args: &SplitArgs) -> Result<(), Failure> {
     match args.microbatches {
         0 => Err(Failure::Request("--microbatches 0: a step has at least 1 micro-batch".to_string())),
         _ => Ok(()),
+    }
+}
+
+/// The size of buckets that was asked for, where there is something to put into them.
+fn buckets(args: &SplitArgs, mesh: &Mesh) -> Result<Option<usize>, Failure> {
+    let Some(bytes) = args.bucket_bytes else { return Ok(None) };
+    let idle = if mesh.ranks() == 1 {
+        Some("on one device nothing is reduced or gathered")
+    } else if args.mode == Mode::Forward && args.zero < 3 {
+        Some("a forward pass reduces no gradient, and gathers parameters only with --zero 3")
+    } else {
+        None
+    };
+    match idle {
+        Some(why) => Err(Failure::Request(format!("--bucket-bytes {bytes}: {why}"))),
+        None => Ok(Some(bytes)),
     }
 }
 

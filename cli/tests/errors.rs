@@ -50,6 +50,11 @@ fn what_makes_no_sense_is_refused() {
             &["no axis `xp`", "dp (batch)", "tp (heads, hidden and vocabulary)"],
         ),
         (&["plan", &model, "--mesh", "dp"], &["name=size"]),
+        (&["plan", &model, "--bucket-bytes", "9"], &["--bucket-bytes 9", "on one device"]),
+        (
+            &["plan", &model, "--mesh", "dp=2", "--mode", "forward", "--bucket-bytes", "9"],
+            &["--bucket-bytes 9", "only with --zero 3"],
+        ),
         (&["plan", &model, "--mesh", "dp=2,dp=2"], &["axis dp is named twice"]),
         (&["plan", &model, "--mesch", "dp=2"], &["--mesch", "--mesh"]),
         (&["plan", &model, "--mesh", "pp=2"], &["axis pp (layers)", "not built yet"]),

@@ -92,8 +92,7 @@ pub(crate) struct Decoder<'a> {
     pub(crate) embedding_scale: f64,
     /// The soft cap of the logits.
     pub(crate) softcap: Option<f64>,
-    /// Rates of dropout: of embeddings, of what is added to the residual, and of attention's weights.
-    pub(crate) embedding_dropout: f64,
+    /// Rates of dropout: of what is added to the residual, and of attention's weights.
     pub(crate) residual_dropout: f64,
     pub(crate) attention_dropout: f64,
     /// Whether files hold queries, keys and values in one tensor, and gate and up.
@@ -151,7 +150,6 @@ impl<'a> Decoder<'a> {
             head_norms: false,
             embedding_scale: 1.0,
             softcap: None,
-            embedding_dropout: 0.0,
             residual_dropout: 0.0,
             attention_dropout: config.dropout("attention_dropout", 0.0)?,
             fused: false,
@@ -180,7 +178,6 @@ impl<'a> Decoder<'a> {
         if self.embedding_scale != 1.0 {
             x = m.scale(self.embedding_scale, &x);
         }
-        x = dropout(m, &x, self.embedding_dropout, "model.embed_dropout");
         for (i, (layer, by)) in self.layers.iter().zip(&rotations).enumerate() {
             m.layer(i as u32);
             let at = format!("model.layers.{i}");

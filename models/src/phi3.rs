@@ -8,7 +8,8 @@ use crate::{Config, ModelError, Shape, rope, windows};
 
 const FAMILY: &str = "phi3";
 
-/// `original_max_position_embeddings` matters only to kinds of rotary embeddings that are refused.
+/// `original_max_position_embeddings` matters only to kinds of rotary embeddings that are refused; `embd_pdrop` to nothing:
+/// Transformers reads it and drops no embeddings.
 const KEYS: &[&str] = &["embd_pdrop", "original_max_position_embeddings", "resid_pdrop", "sliding_window"];
 
 pub(crate) fn build(config: &Config, shape: Shape) -> Result<Graph, ModelError> {
@@ -18,7 +19,6 @@ pub(crate) fn build(config: &Config, shape: Shape) -> Result<Graph, ModelError> 
     let defaults = Defaults { eps: 1e-5, ..DEFAULTS };
     let mut model = Decoder::read(config, &windows, &defaults, FAMILY)?;
     model.fused = true;
-    model.embedding_dropout = config.dropout("embd_pdrop", 0.0)?;
     model.residual_dropout = config.dropout("resid_pdrop", 0.0)?;
     model.build(shape)
 }

@@ -102,17 +102,18 @@ fn chains(all: &[Instruction], kind: Kind, stage: &Stage, mesh: &Mesh) -> Vec<Ch
         }
         let (mut then, mut needed): (Vec<usize>, Vec<usize>) =
             behind.into_iter().partition(|k| following.contains(k));
-        // And what follows from that.
+        let direct = then.len();
+        // And what follows from that. What leads to another collective does not wait: that one could not join.
+        let mut known: HashSet<usize> = then.iter().copied().collect();
         let mut at = 0;
-        while let Some(k) = then.get(at) {
-            let next = uses[*k].1.iter().flat_map(|b| &used[b]).filter(|n| *n > k && following.contains(n));
-            let next: Vec<usize> = next.filter(|n| !then.contains(n)).copied().collect();
-            then.extend(next);
+        while let Some(k) = then.get(at).copied() {
+            if all[k].started().is_some() {
+                needed.extend(then.drain(..).take(direct));
+                break;
+            }
+            let next = uses[k].1.iter().flat_map(|b| &used[b]);
+            then.extend(next.filter(|n| **n > k && following.contains(n) && known.insert(**n)));
             at += 1;
-        }
-        // What leads to another collective does not wait: that one could not join.
-        if then.iter().any(|k| all[*k].started().is_some()) {
-            needed.append(&mut then);
         }
         let overwritten = |(at, p): &(usize, &Transfer)| {
             used[&p.from].iter().copied().filter(|k| k > at && writes(k, &p.from)).collect::<Vec<_>>()

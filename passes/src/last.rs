@@ -24,6 +24,8 @@ use ir::program::{BufferId, Instruction, Program, Region, Segment, Stage};
 use ir::schedule::Kind;
 use ir::{Move, Reduce};
 
+use crate::uses::Made;
+
 pub(crate) fn run(program: &mut Program) {
     for stage in &mut program.stages {
         let at = |kind| stage.segments.iter().position(|s| s.kind == kind);
@@ -39,9 +41,11 @@ pub(crate) fn run(program: &mut Program) {
 /// The starts of the update that may come before it, by place, each with the place in the backward pass behind which its
 /// operand is complete.
 fn sums(stage: &Stage, backward: usize, update: usize) -> BTreeMap<usize, usize> {
+    let all = &stage.segments[backward].instructions;
+    let collectives = Made::of(all);
     let mut made: HashMap<BufferId, usize> = HashMap::new();
-    for (i, instruction) in stage.segments[backward].instructions.iter().enumerate() {
-        made.extend(instruction.writes().into_iter().map(|b| (b, i)));
+    for (i, instruction) in all.iter().enumerate() {
+        made.extend(collectives.uses(instruction).1.into_iter().map(|b| (b, i)));
     }
     let mut touched: HashSet<BufferId> = HashSet::new();
     let mut written: HashSet<BufferId> = HashSet::new();

@@ -21,6 +21,7 @@ mod precision;
 mod recompute;
 mod reshard;
 mod simplify;
+mod sky;
 mod untap;
 mod uses;
 

@@ -30,13 +30,15 @@ impl Made {
 pub(crate) fn following(all: &[Instruction]) -> HashSet<usize> {
     let free = free(all);
     let mut found = HashSet::new();
-    let mut reached: HashSet<BufferId> = HashSet::new();
+    let (mut reached, mut read): (HashSet<BufferId>, HashSet<BufferId>) = Default::default();
     for (i, instruction) in all.iter().enumerate().filter(|(i, _)| free.contains(i)) {
         let (reads, writes) = (instruction.reads(), instruction.writes());
-        let follows = reads.iter().chain(&writes).any(|b| reached.contains(b));
+        let follows = reads.iter().chain(&writes).any(|b| reached.contains(b))
+            || writes.iter().any(|b| read.contains(b));
         let sums = instruction.transfers().iter().any(|t| t.step.reduce() == Some(Reduce::Sum));
         if follows {
             found.insert(i);
+            read.extend(reads);
         }
         if follows || sums {
             reached.extend(writes);

@@ -5,18 +5,20 @@
 //! b = sqrt(G a w): between the latency of many calls and the late start of few.
 
 use ir::state::Role;
-use ir::{Mesh, ShardedGraph, local_shape};
+use ir::{Mesh, Part, ShardedGraph, local_shape};
 
 use crate::choose::space::is_data;
 use crate::cluster::Cluster;
 
-/// For a training step on more than one rank of the batch; none where no gradient is summed over ranks.
+/// For a training step, or one that gathers parameters, on more than one rank; else there is nothing to put into buckets.
 pub fn bytes(sharded: &ShardedGraph, cluster: &Cluster) -> Option<usize> {
     let mesh = &sharded.mesh;
     let data: Vec<_> = mesh.all().filter(|axis| is_data(mesh, *axis)).collect();
-    let group = mesh.pieces(&data);
+    // Where the batch is whole, gradients are summed over other axes.
+    let group = if mesh.pieces(&data) > 1 { mesh.pieces(&data) } else { mesh.ranks() };
     let all = gradients(sharded, mesh);
-    (group > 1 && all > 0).then(|| {
+    let trains = sharded.graph.nodes.iter().any(|n| n.mark.part == Part::Weight);
+    (group > 1 && all > 0 && (trains || !sharded.decisions.again.is_empty())).then(|| {
         let sent = 2.0 * (group - 1) as f64 / group as f64;
         let (call, rate) = (cluster.launch + 2.0 * cluster.latency, cluster.bandwidth / sent);
         (all as f64 * call * rate).sqrt().round() as usize

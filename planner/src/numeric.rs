@@ -158,13 +158,19 @@ pub fn all_feeds(sharded: &ShardedGraph, seed: u64) -> Vec<Feeds<f64>> {
         .map(|m| {
             let mut feeds = feeds(&sharded.graph, seed + m as u64);
             // Each micro-batch has rows of its own.
-            if let Some(row) = feeds.get_mut(ROW) {
+            let numbered = sharded.graph.inputs.iter().any(|i| is_row(i, &limits(&sharded.graph)));
+            if let Some(row) = feeds.get_mut(ROW).filter(|_| numbered) {
                 let n = row.data.len();
                 row.data.iter_mut().for_each(|x| *x += (m * n) as f64);
             }
             feeds
         })
         .collect()
+}
+
+/// Whether an input is the numbers of rows: it is called so, and looks nothing up.
+fn is_row(input: &Input, limits: &BTreeMap<Name, usize>) -> bool {
+    &*input.name == ROW && !input.dtype.is_float() && !limits.contains_key(&input.name)
 }
 
 /// Random inputs and states for a graph: parameters as they start, indices inside what they look up, and every fifth
@@ -201,7 +207,7 @@ pub fn feeds(graph: &Graph, seed: u64) -> Feeds<f64> {
         let last = shape.last().copied().unwrap_or(1).max(1);
         let value = if input.dtype.is_float() {
             Tensor::from_fn(&shape, |i| f64::from(normal(seed, stream, i as u64)))
-        } else if &*input.name == ROW {
+        } else if is_row(input, &limits) {
             Tensor::from_fn(&shape, |i| i as f64)
         } else if &*input.name == "position" {
             Tensor::from_fn(&shape, |i| (i % last) as f64)

@@ -133,10 +133,22 @@ fn comm(plan: &Plan) -> String {
             seconds(e),
         ]);
     }
-    let buckets = plan.bucket_bytes.filter(|n| *n > 0).map_or(String::new(), |n| {
-        format!("  gradients are reduced in calls of up to {}\n", bytes(n as f64))
-    });
-    show(rows, 3) + &buckets
+    show(rows, 3) + &buckets(plan)
+}
+
+/// How many calls move several tensors.
+fn buckets(plan: &Plan) -> String {
+    let joined: Vec<&Comm> = plan.comm.iter().filter(|c| c.tensors.len() > 1).collect();
+    let Some(most) = plan.bucket_bytes.filter(|_| !joined.is_empty()) else { return String::new() };
+    let calls: usize = joined.iter().map(|c| c.count).sum();
+    let tensors: usize = joined.iter().map(|c| c.count * c.tensors.len()).sum();
+    let are = if calls == 1 { "is a bucket" } else { "are buckets" };
+    format!(
+        "  {} {are} of up to {}, with {} in all\n",
+        many(calls, "call"),
+        bytes(most as f64),
+        many(tensors, "tensor")
+    )
 }
 
 /// What was chosen for each product and reshard, and what else could be; those that differ only by their layer once.

@@ -403,11 +403,7 @@ fn every_place_of_dropout_draws_by_its_own_name() {
     let of_llama = with(&config(&read("llama")), json!({ "attention_dropout": 0.1 }));
     let rows: [(Config, Option<&str>, &[&str]); 3] = [
         (of_gpt2, Some("transformer.drop"), &["attn.attn_dropout", "attn.resid_dropout", "mlp.dropout"]),
-        (
-            of_phi3,
-            Some("model.embed_dropout"),
-            &["self_attn.attention_dropout", "resid_attn_dropout", "resid_mlp_dropout"],
-        ),
+        (of_phi3, None, &["self_attn.attention_dropout", "resid_attn_dropout", "resid_mlp_dropout"]),
         (of_llama, None, &["self_attn.attention_dropout"]),
     ];
     for (config, once, each) in rows {

@@ -181,6 +181,8 @@ fn random_tokens(request: &Request, step: usize) -> BTreeMap<Name, HostTensor> {
         let last = input.dims.last().map_or(1, |(_, n)| *n).max(1);
         let stream = stream_of(&input.name);
         let limit = limits.get(&input.name).copied().unwrap_or(last) as u64;
+        // Each micro-batch of a step has rows of its own.
+        let first = step % request.rows.microbatches().max(1) * n;
         if input.dtype.is_float() {
             return HostTensor::F32(
                 (0..n).map(|i| below(step as u64, stream, i as u64, 2000) as f32 / 1000.0 - 1.0).collect(),
@@ -190,7 +192,7 @@ fn random_tokens(request: &Request, step: usize) -> BTreeMap<Name, HostTensor> {
             (0..n)
                 .map(|i| match &*input.name {
                     "position" => (i % last) as i32,
-                    "row" => i as i32,
+                    "row" if !limits.contains_key(&input.name) => (first + i) as i32,
                     _ => below(step as u64, stream, i as u64, limit) as i32,
                 })
                 .collect(),

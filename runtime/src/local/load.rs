@@ -404,13 +404,7 @@ impl Loader<'_> {
             }
             self.check_move(spot, rank, step, *from, *to)?;
         }
-        for (i, a) in parts.iter().enumerate() {
-            let meets = |b: &&Transfer| self.overlap(a.to, b.from, rank) || self.overlap(a.to, b.to, rank);
-            let mut others = parts.iter().enumerate().filter(|(k, _)| *k != i).map(|(_, b)| b);
-            if let Some(b) = others.find(meets) {
-                return Err(spot.wrong(format!("writes {}, which overlaps {} -> {}", a.to, b.from, b.to)));
-            }
-        }
+        self.check_apart(spot, rank, parts)?;
         let members = mesh.group(rank, first.step.axes());
         let group = match self.groups.get(&members) {
             Some(group) => *group,
@@ -431,6 +425,28 @@ impl Loader<'_> {
             }
         };
         Ok((Op::Start { token, group, member, bucket: Arc::clone(&bucket) }, bucket))
+    }
+
+    /// Whether no part of a call writes what another uses.
+    fn check_apart(&self, spot: Spot, rank: usize, parts: &[Transfer]) -> Result<(), RunError> {
+        let places = |(i, t): (usize, &Transfer)| {
+            [(t.from, false), (t.to, true)].map(|(b, w)| (self.bytes(b, rank), w, i))
+        };
+        let mut all: Vec<_> =
+            parts.iter().enumerate().flat_map(places).filter(|(range, ..)| !range.is_empty()).collect();
+        all.sort_by_key(|(range, ..)| range.start);
+        // What reaches on behind the start of the next.
+        let mut open: Vec<(Range<usize>, bool, usize)> = Vec::new();
+        for (range, written, part) in all {
+            open.retain(|(before, ..)| before.end > range.start);
+            if let Some((.., other)) = open.iter().find(|(_, w, p)| *p != part && (*w || written)) {
+                let [a, b] = [part, *other].map(|p| &parts[p]);
+                let (a, b) = (format!("{} -> {}", a.from, a.to), format!("{} -> {}", b.from, b.to));
+                return Err(spot.wrong(format!("one call moves {a} and {b}, which overlap")));
+            }
+            open.push((range, written, part));
+        }
+        Ok(())
     }
 
     fn moved(&self, Transfer { step, from, to }: &Transfer, members: &[usize]) -> Moved {

@@ -265,6 +265,11 @@ fn broken_programs_are_refused() {
         ("feed x", "feed y", "feeds `y`, which is no input"),
         ("tap loss b5", "tap loss b4", "taps b4, which is partial"),
         ("b=5/dp |", "b=5 |", "on rank 0 the kernel uses 15 elements of b2, which has 9"),
+        (
+            "all_reduce(dp) b4 -> b5",
+            "all_reduce(dp) b4 -> b5 + all_reduce(dp) b4 -> b5",
+            "one call moves b4 -> b5 and b4 -> b5, which overlap",
+        ),
         ("partial(dp) slot+128", "partial(dp) slot+64", "writes b4, which overlaps b3"),
         ("call F 1 slot 1", "call F 1 slot 2", "call 1: uses slot 2, but there are 2"),
         ("call F 1 slot 1", "call F 2 slot 1", "call 1: runs Some(2), but there are 2"),
