@@ -108,9 +108,15 @@ impl Checkpoints {
         self.every.is_some_and(|every| done.is_multiple_of(every))
     }
 
-    /// Writes a checkpoint, and removes old ones once it is durable.
+    /// Writes a checkpoint, and removes old ones once it is durable. Of what several ranks hold one copy is written, so they
+    /// must agree.
     pub(crate) fn write(&self, local: &Local, done: Start) -> Result<PathBuf, Failure> {
         let Start { step, position } = done;
+        if let Some((state, [a, b])) = local.drifted() {
+            return Err(Failure::Run(format!(
+                "after step {step} ranks {a} and {b} hold different copies of {state}; no checkpoint is written"
+            )));
+        }
         let about = About { step, position, ..self.about.clone() };
         let folder = checkpoint::write(&self.dir, &about, &local.pieces())?;
         checkpoint::prune(&self.dir, self.keep)?;

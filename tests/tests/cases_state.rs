@@ -7,7 +7,8 @@ use ir::schedule::Schedule;
 use ir::state::{AdamW, Init};
 use ir::{Binary, DType, Graph, Mesh, Name, Places};
 use meshc_tests::meaning::places;
-use meshc_tests::whole::here;
+use meshc_tests::oracle::read;
+use meshc_tests::whole::{PLAIN, Split, all_feeds, fill, here, split_step};
 use planner::choose::compile;
 use planner::zero::{self, Zero};
 use runtime::local::{HostTensor, Local, RunError, Taps};
@@ -84,6 +85,25 @@ fn micro_batches_make_no_mean_of_means() {
                 let names = ["loss", "grad.w", "grad_norm"];
                 let found = tapped(mean(), mesh, &places, zero, &feeds, &names);
                 assert_eq!(found, [[want]; 3], "{zero:?} on {mesh}");
+            }
+        }
+    }
+}
+
+/// B59 (b): ranks that hold the same weights, moments and masters still hold the same bits after some steps, whatever is
+/// split: what they compute of them they compute in the same order, or add up together.
+#[test]
+fn replicas_do_not_drift_apart() {
+    let oracle = read("llama");
+    for mesh in ["tp=2", "dp=3", "dp=2,tp=2", "tp=3,dp=2"] {
+        for zero in ZERO {
+            let split = Split { zero, microbatches: 2, ..PLAIN };
+            let (compiled, rows) = split_step(&oracle, mesh, split, false, &mut |_, _| {});
+            let mut local = Local::new(&compiled.program, 2).expect("a program that runs");
+            fill(&mut local, &compiled.program, &oracle);
+            for step in 0..2 {
+                local.step(&all_feeds(&oracle, &rows, step), &mut Taps::default()).expect("a step");
+                assert_eq!(local.drifted(), None, "{mesh}, {zero:?}");
             }
         }
     }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use half::bf16;
 use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
 use ir::program::{Buffer, BufferId, Region as Life, Stage};
-use ir::{DType, Name};
+use ir::{Axis, DType, Name};
 
 use super::Local;
 use super::blocks::{Block, elements};
@@ -183,6 +183,26 @@ impl Local {
             && ranks.into_iter().all(|rank| {
                 mine.iter().zip(&theirs).all(|(a, b)| self.piece(*a, rank) == other.piece(*b, rank))
             })
+    }
+
+    /// The first state of which two ranks that hold the same piece hold other bits: replicas that drifted apart. One that is not
+    /// a number is the same where its bits are.
+    pub fn drifted(&self) -> Option<(Name, [usize; 2])> {
+        let (mesh, stage) = (&self.program.mesh, &self.program.stages[0]);
+        let states = stage.buffers.iter().enumerate().filter(|(_, b)| b.region == Life::State);
+        for (i, buffer) in states {
+            let split = |axis: &Axis| buffer.sharding.dims.iter().any(|axes| axes.contains(axis));
+            let id = BufferId(i as u32);
+            for rank in 0..mesh.ranks() {
+                let mut at = mesh.coordinate(rank);
+                mesh.all().filter(|axis| !split(axis)).for_each(|axis| at[axis.index()] = 0);
+                let first = mesh.rank(&at);
+                if first != rank && self.piece(id, first) != self.piece(id, rank) {
+                    return Some((buffer.state.clone()?, [first, rank]));
+                }
+            }
+        }
+        None
     }
 
     /// The bytes of a rank's piece, in slot 0.

@@ -250,6 +250,17 @@ fn a_panic_ends_the_step_and_not_the_process() {
 }
 
 #[test]
+fn replicas_that_drift_apart_are_found() {
+    let mut local = filled(2);
+    local.step(&feeds(|i| i as f32), &mut Taps::default()).unwrap();
+    assert_eq!(local.drifted(), None);
+    // Ranks 0 and 2 hold the same piece of `w`, the first state of the arena.
+    // SAFETY: no step runs, and the arena is larger than a number.
+    unsafe { *local.arenas[2].start().cast::<f32>() += 1.0 };
+    assert_eq!(local.drifted(), Some(("w".into(), [0, 2])));
+}
+
+#[test]
 fn broken_programs_are_refused() {
     let refused = |from: &str, to: &str| {
         assert!(TRAIN.contains(from), "{from}");
