@@ -12,7 +12,7 @@ const SEQUENCE: &str = "s";
 impl Model {
     /// Uniform numbers in [0, 1) in f32, the same on every mesh and for every number of micro-batches: see [`Op::Random`].
     /// `dims` has the dimension `b` of the batch; without `s` all numbers of a row are at position 0. They follow from the
-    /// inputs `row` [b] and `position` [b s] and the state `step`, which are declared if they are not there.
+    /// inputs `row` (`b`) and `position` (`b s`) and the state `step`, which are declared if they are not there.
     ///
     /// Two calls with one name and the same dimensions give the same numbers.
     #[track_caller]
@@ -33,13 +33,13 @@ impl Model {
         self.push(Op::Random(draw), DType::F32, &[&row, &position, &step], dims)
     }
 
-    /// The input `row` [b]: which row of the global batch each is.
+    /// The input `row` (`b`): which row of the global batch each is.
     #[track_caller]
     pub fn row(&mut self) -> Tensor {
         self.input_once("row", ROWS)
     }
 
-    /// The input `position` [b s]: where in its sequence each token stands.
+    /// The input `position` (`b s`): where in its sequence each token stands.
     #[track_caller]
     pub fn position(&mut self) -> Tensor {
         self.input_once("position", "b s")
