@@ -75,17 +75,9 @@ fn chains(all: &[Instruction], kind: Kind, stage: &Stage, mesh: &Mesh) -> Vec<Ch
         let kept = stage.buffers[t.from.index()].region == Region::State;
         kind != Kind::Optimizer && kept && matches!(t.step, Move::AllGather { .. })
     };
-    let one = |i: usize| match &all[i] {
-        Instruction::Start { parts, .. } => {
-            let fits = |t: &&Transfer| parts.len() == 1 && (bucketed(&t.step, kind) || gathers(t));
-            parts.first().filter(fits)
-        }
-        Instruction::Feed { .. }
-        | Instruction::Launch { .. }
-        | Instruction::Local { .. }
-        | Instruction::Wait { .. }
-        | Instruction::Assign { .. }
-        | Instruction::Tap { .. } => None,
+    let one = |i: usize| match all[i].transfers() {
+        [t] => Some(t).filter(|t| bucketed(&t.step, kind) || gathers(t)),
+        [] | [_, ..] => None,
     };
     let mut taken: HashSet<usize> = HashSet::new();
     let mut found: Vec<Chain> = Vec::new();
