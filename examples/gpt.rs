@@ -46,6 +46,7 @@ fn gpt(shape: Shape) -> Result<Graph, Vec<BuildError>> {
         let y = m.einsum("b s d", &[&u, &down]);
         x = m.add(&[&x, &y]);
     }
+    m.behind_layers();
     let x = norm(&mut m, &x, "ln");
     let logits = m.einsum("b s v", &[&x, &table]);
     let (sum, count) = cross_entropy(&mut m, &logits, &labels);

@@ -90,9 +90,9 @@ pub struct SplitArgs {
     /// Tokens of a row; 128 unless the batches or the model say otherwise
     #[arg(long, value_name = "S")]
     pub seq: Option<usize>,
-    /// Micro-batches of a step, one after the other; their gradients are summed
-    #[arg(long, value_name = "M", default_value_t = 1)]
-    pub microbatches: usize,
+    /// Micro-batches of a step, one after the other; their gradients are summed. 1, or 4 for each rank of a pipeline
+    #[arg(long, value_name = "M")]
+    pub microbatches: Option<usize>,
     /// What the plan is priced for: NAME, NAME:GPUS or a RON file (here, h100)
     #[arg(long, default_value = "here", value_name = "NAME[:GPUS]|FILE")]
     pub cluster: String,
@@ -102,15 +102,20 @@ pub struct SplitArgs {
     /// Overrides all rates of dropout of the config, from 0 (none) to below 1; only training has dropout
     #[arg(long, value_name = "P")]
     pub dropout: Option<f64>,
-    /// Order of micro-batches in a pipeline
-    #[arg(long, value_name = "KIND|FILE", hide = true)]
+    /// In which order micro-batches go through a pipeline (--mesh pp=4): gpipe, 1f1b (the default), interleaved, looping,
+    /// zb-h1, zb-h2, zb-v, dualpipe-v; or a file with a line a rank, as in 0F0 0F1 0B0 0B1 0O
+    #[arg(long, value_name = "KIND|FILE")]
     pub schedule: Option<String>,
-    /// Virtual stages a rank
-    #[arg(long, value_name = "L", hide = true)]
+    /// Virtual stages a rank of the pipeline; 1, or 2 for the kinds that have several
+    #[arg(long, value_name = "L")]
     pub r#virtual: Option<usize>,
-    /// Layers a stage
-    #[arg(long, value_name = "8,8,7,7", hide = true)]
+    /// Layers of each virtual stage, `_` for as many as is best; cut by the price of layers, embedding and head unless given
+    #[arg(long, value_name = "8,8,_,_")]
     pub stages: Option<String>,
+    /// Micro-batches that go through a virtual stage before the next one's turn: from P (depth-first, interleaved) to M
+    /// (breadth-first, looping)
+    #[arg(long, value_name = "N")]
+    pub group: Option<usize>,
     /// What is sharded over dp: 1 optimizer state, 2 and gradients, 3 and parameters
     #[arg(long, value_name = "0|1|2|3", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=3))]
     pub zero: u8,

@@ -139,7 +139,7 @@ fn about(args: &TrainArgs, request: &Request, program: &Program) -> Result<About
         ("clip", clip),
         ("global-batch", request.shape.batch.to_string()),
         ("seq", request.shape.sequence.to_string()),
-        ("microbatches", args.split.microbatches.to_string()),
+        ("microbatches", request.rows.microbatches().to_string()),
         ("mesh", request.mesh.to_string()),
         ("zero", args.split.zero.to_string()),
         ("dropout", args.split.dropout.map_or("that of the model".to_string(), |p| p.to_string())),

@@ -6,6 +6,7 @@ mod checkpoints;
 mod commands;
 mod failure;
 mod loaded;
+mod pipeline;
 mod progress;
 mod request;
 

@@ -6,7 +6,6 @@ use std::path::Path;
 
 use ir::composite::{has_dropout, set_dropout};
 use ir::graph::{Mark, NewNode, Precision, Recompute};
-use ir::schedule::Schedule;
 use ir::state::AdamW;
 use ir::{DType, Graph, Mesh, Name, Op, Places, ShardedGraph, Signature, verify};
 use models::{Config, Dropout, Shape};
@@ -22,6 +21,7 @@ use runtime::data::rows::Rows;
 
 use crate::args::{Again, Float, Mode, SplitArgs, Sync};
 use crate::failure::Failure;
+use crate::pipeline::{self, Pipeline};
 
 /// A model of the user's own: its name, the usual size of a step, and how it is built.
 pub struct Own {
@@ -57,6 +57,8 @@ pub struct Request {
     pub mesh: Mesh,
     /// Where inputs and states lie.
     pub places: Places,
+    /// The kind of its schedule, or the file.
+    pub schedule: String,
     /// What it is priced for.
     pub cluster: Cluster,
 }
@@ -77,7 +79,8 @@ pub fn read(origin: &Origin, args: &SplitArgs, fed: Option<Shape>) -> Result<Req
         cluster.memory = machine_memory().map(|m| m / mesh.ranks() as f64);
     }
     let rules = args.rules.as_deref().map(read_rules).transpose()?;
-    let Model { title, config, mut graph, shape, rows } = model(origin, args, fed, &|graph| {
+    let microbatches = pipeline::microbatches(args, &mesh);
+    let Model { title, config, mut graph, shape, rows } = model(origin, args, fed, microbatches, &|graph| {
         let mesh = refine(graph, &mesh);
         let places = places(graph, &mesh);
         let places = rules.as_ref().map_or(Ok(places.clone()), |r| r.apply(graph, &mesh, places))?;
@@ -89,7 +92,9 @@ pub fn read(origin: &Origin, args: &SplitArgs, fed: Option<Shape>) -> Result<Req
     check_constraints(&graph, &mesh, &constraint_lines(args))?;
     let mesh = refine(&graph, &mesh);
     let mut places = Places::from(places(&graph, &mesh));
-    places.schedule = Schedule::one_stage(rows.microbatches());
+    let Pipeline { kind, schedule } = pipeline::pipeline(args, &mesh, rows.microbatches())?;
+    graph.stages = pipeline::stages(args, &graph, &mesh, &schedule, &cluster)?;
+    places.schedule = schedule;
     places.bucket_bytes = buckets(args, &mesh)?;
     places.free = free(&graph, &places.at, &mesh);
     if let Some(rules) = &rules {
@@ -114,7 +119,7 @@ pub fn read(origin: &Origin, args: &SplitArgs, fed: Option<Shape>) -> Result<Req
         Again::Selective => Recompute::Selective,
         Again::Full => Recompute::Full,
     };
-    Ok(Request { title, config, graph, shape, rows, mesh, places, cluster })
+    Ok(Request { title, config, graph, shape, rows, mesh, places, schedule: kind, cluster })
 }
 
 /// In which types values are kept; none: all in f32.
@@ -149,7 +154,8 @@ impl Request {
 
     /// The plan of what was compiled of it.
     pub fn plan(&self, compiled: &Compiled) -> Plan {
-        let plan = plan::plan(&compiled.sharded, &compiled.program, &self.cluster);
+        let mut plan = plan::plan(&compiled.sharded, &compiled.program, &self.cluster);
+        plan.schedule.kind.clone_from(&self.schedule);
         plan.counting(self.rows.counted(), self.rows.each() * self.rows.microbatches())
     }
 
@@ -187,16 +193,13 @@ fn keep_outputs(graph: &mut Graph) {
 fn not_built(args: &SplitArgs) -> Result<(), Failure> {
     let unless =
         |fine: bool, what: &str| if fine { Ok(()) } else { Err(Failure::NotBuilt(what.to_string())) };
-    unless(args.schedule.is_none(), "--schedule (pipelines)")?;
-    unless(args.r#virtual.is_none_or(|v| v == 1), "--virtual above 1 (pipelines)")?;
-    unless(args.stages.is_none(), "--stages (pipelines)")?;
     unless(matches!(args.mode, Mode::Train | Mode::Forward), "--mode prefill and decode")?;
     if let Some(p) = args.dropout.filter(|p| !(0.0..1.0).contains(p)) {
         return Err(Failure::Request(format!("--dropout {p}: a rate from 0 to below 1 is needed")));
     }
     match args.microbatches {
-        0 => Err(Failure::Request("--microbatches 0: a step has at least 1 micro-batch".to_string())),
-        _ => Ok(()),
+        Some(0) => Err(Failure::Request("--microbatches 0: a step has at least 1 micro-batch".to_string())),
+        Some(_) | None => Ok(()),
     }
 }
 
@@ -228,7 +231,7 @@ fn mesh(text: &str) -> Result<Mesh, Failure> {
                 known.join(", ")
             )));
         };
-        if ["pp", "cp", "ep"].contains(axis) && *size > 1 {
+        if ["cp", "ep"].contains(axis) && *size > 1 {
             return Err(Failure::NotBuilt(format!("--mesh {text}: axis {name} ({what})")));
         }
     }
@@ -261,7 +264,13 @@ struct Model {
 /// The pieces of the batch that ranks have, from a graph of the whole batch.
 type Pieces<'a> = &'a dyn Fn(&Graph) -> Result<Vec<Range<usize>>, Failure>;
 
-fn model(origin: &Origin, args: &SplitArgs, fed: Option<Shape>, pieces: Pieces) -> Result<Model, Failure> {
+fn model(
+    origin: &Origin,
+    args: &SplitArgs,
+    fed: Option<Shape>,
+    microbatches: usize,
+    pieces: Pieces,
+) -> Result<Model, Failure> {
     let own = match origin {
         Origin::Own(own) => own,
         Origin::Files => {
@@ -269,7 +278,7 @@ fn model(origin: &Origin, args: &SplitArgs, fed: Option<Shape>, pieces: Pieces) 
                 let message = "MODEL is missing: a folder with a Hugging Face config.json, such a file, or a graph file";
                 Failure::Request(message.to_string())
             })?;
-            return from_files(path, args, fed, pieces);
+            return from_files(path, args, fed, microbatches, pieces);
         }
     };
     if let Some(path) = &args.model {
@@ -286,7 +295,7 @@ fn model(origin: &Origin, args: &SplitArgs, fed: Option<Shape>, pieces: Pieces) 
         drop_at(&mut graph, args, &own.name)?;
         Ok(graph)
     };
-    let (graph, rows) = by_rows(&build, shape, args.microbatches, pieces)?;
+    let (graph, rows) = by_rows(&build, shape, microbatches, pieces)?;
     Ok(Model { title: own.name.clone(), config: None, graph, shape, rows })
 }
 
@@ -305,7 +314,13 @@ fn by_rows(
     Ok((build(Shape { batch: rows.each(), ..shape })?, rows))
 }
 
-fn from_files(path: &Path, args: &SplitArgs, fed: Option<Shape>, pieces: Pieces) -> Result<Model, Failure> {
+fn from_files(
+    path: &Path,
+    args: &SplitArgs,
+    fed: Option<Shape>,
+    microbatches: usize,
+    pieces: Pieces,
+) -> Result<Model, Failure> {
     if let Some(text) = graph_text(path) {
         let wrong = |message: String| Failure::Request(format!("{}: {message}", path.display()));
         let mut graph = ir::parse_graph(&text).map_err(|e| wrong(e.to_string()))?;
@@ -319,7 +334,7 @@ fn from_files(path: &Path, args: &SplitArgs, fed: Option<Shape>, pieces: Pieces)
         drop_at(&mut graph, args, &name_of(path))?;
         // It is the graph of a micro-batch.
         let size = |d: usize| graph.inputs.iter().filter_map(|i| i.dims.get(d)).map(|(_, n)| *n).max();
-        let rows = Rows::chunks(size(0).unwrap_or(1), args.microbatches);
+        let rows = Rows::chunks(size(0).unwrap_or(1), microbatches);
         let own = Shape { batch: rows.each() * rows.microbatches(), sequence: size(1).unwrap_or(1) };
         let shape = shape(args, own, fed)?;
         return Ok(Model { title: name_of(path), config: None, graph, shape, rows });
@@ -330,7 +345,7 @@ fn from_files(path: &Path, args: &SplitArgs, fed: Option<Shape>, pieces: Pieces)
     let usual = Shape { sequence: USUAL.sequence.min(longest), ..USUAL };
     let shape = shape(args, usual, fed)?;
     let build = |shape: Shape| models::build(&config, shape).map_err(Failure::from);
-    let (graph, rows) = by_rows(&build, shape, args.microbatches, pieces)?;
+    let (graph, rows) = by_rows(&build, shape, microbatches, pieces)?;
     Ok(Model { title: name_of(path), config: Some(config), graph, shape, rows })
 }
 

@@ -78,7 +78,7 @@ fn a_plan_file_is_shown_and_checked() {
     let text = meshc(&["plan", &folder("llama"), "--mesh", "dp=2,tp=2", "--seq", "8", "-o", &file]);
     assert!(text.contains("all_reduce"));
     let shown = meshc(&["show", &file, "--rank", "3", "--stage", "0"]);
-    assert!(shown.contains("rank 3 at dp=1,tp=1") && shown.contains("segment F"), "{shown}");
+    assert!(shown.contains("rank 3 at dp=1,tp=1") && shown.contains("segment 0F"), "{shown}");
     let checked = meshc(&["check", &file, "--numeric"]);
     assert!(checked.lines().all(|l| l.starts_with("ok  ")) && checked.contains("lockstep"), "{checked}");
     // A plan that was tampered with is refused, and the place is named.
@@ -89,7 +89,7 @@ fn a_plan_file_is_shown_and_checked() {
     let said = String::from_utf8_lossy(&done.stderr).into_owned();
     assert_eq!(done.status.code(), Some(1), "{said}");
     assert!(
-        said.contains("stage 0, segment F, instruction") && said.contains("all_reduce(dp) is no move of"),
+        said.contains("stage 0, segment 0F, instruction") && said.contains("all_reduce(dp) is no move of"),
         "{said}"
     );
 }

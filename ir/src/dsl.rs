@@ -108,8 +108,19 @@ impl Model {
         Tensor { value, dims: maker.unwrap_or_default() }
     }
 
-    /// Marks what follows as of this layer.
+    /// Marks what follows as of this layer, counted from 0. What comes before the first is before all layers.
     pub fn layer(&mut self, layer: u32) {
+        self.layer = layer + 1;
+        self.graph.layers = self.graph.layers.max(self.layer);
+    }
+
+    /// Marks what follows as behind all layers: the head. A pipeline may cut there.
+    pub fn behind_layers(&mut self) {
+        self.layer = self.graph.layers + 1;
+    }
+
+    /// Marks what follows as a node with this mark is, see [`Graph::layers`].
+    pub fn at_mark(&mut self, layer: u32) {
         self.layer = layer;
     }
 

@@ -84,7 +84,7 @@ impl Part {
 /// Where a node stands in the model and in the step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mark {
-    /// The layer, counted from 0; stages are made of layers.
+    /// Where in the depth of the model, see [`Graph::layers`]; stages are made of these.
     pub layer: u32,
     /// The part of the step.
     pub part: Part,
@@ -197,6 +197,11 @@ impl Recompute {
 /// A graph of ops on whole tensors.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct Graph {
+    /// How many layers the model says it has: what has mark 0 stands before them, layer i has mark i + 1, and what stands
+    /// behind them the mark after the last. With 0, marks are layers counted from 0.
+    pub layers: u32,
+    /// For each mark the virtual stage of a pipeline that it belongs to, ascending; empty: there is one.
+    pub stages: Vec<usize>,
     /// What each micro-batch is fed.
     pub inputs: Vec<Input>,
     /// What is kept from step to step.
@@ -229,6 +234,17 @@ impl Graph {
     /// What a value has.
     pub fn ty(&self, value: Value) -> &ValueType {
         &self.values[value.index()]
+    }
+
+    /// The virtual stage of what has this mark.
+    pub fn stage(&self, mark: Mark) -> usize {
+        self.stages.get(mark.layer as usize).or(self.stages.last()).copied().unwrap_or(0)
+    }
+
+    /// How many places of the model's depth stages are made of: before the layers, each layer, and behind them.
+    pub fn depth(&self) -> usize {
+        let marks = self.nodes.iter().map(|n| n.mark.layer as usize + 1).max().unwrap_or(1);
+        if self.layers == 0 { marks } else { marks.max(self.layers as usize + 1) }
     }
 
     /// A value's shape.
@@ -343,6 +359,8 @@ impl Rewrite {
     /// Starts with the tables of `old` and no nodes.
     pub fn of(old: &Graph) -> Rewrite {
         let graph = Graph {
+            layers: old.layers,
+            stages: old.stages.clone(),
             inputs: old.inputs.clone(),
             states: old.states.clone(),
             optimizer: old.optimizer,

@@ -6,6 +6,9 @@ use std::sync::Arc;
 /// A short name: of a mesh axis, a dimension, a state.
 pub type Name = Arc<str>;
 
+/// The name of the axis along which a pipeline's stages lie.
+pub const PIPELINE: &str = "pp";
+
 /// A mesh axis, by its place in [`Mesh::axes`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Axis(pub u8);
@@ -103,6 +106,33 @@ impl Mesh {
     /// All axes, outermost first.
     pub fn all(&self) -> impl DoubleEndedIterator<Item = Axis> + use<> {
         (0..self.axes.len()).map(|i| Axis(i as u8))
+    }
+
+    /// The axis along which a pipeline's stages lie, if there is one. No tensor is split over it.
+    pub fn pipeline(&self) -> Option<Axis> {
+        self.axes.iter().position(|(name, _)| &**name == PIPELINE).map(|i| Axis(i as u8))
+    }
+
+    /// Whether a tensor can be split over an axis: several ranks lie along it, and not the stages of a pipeline.
+    pub fn splits(&self, axis: Axis) -> bool {
+        self.size(axis) > 1 && self.pipeline() != Some(axis)
+    }
+
+    /// Of how many ranks a pipeline is.
+    pub fn rows(&self) -> usize {
+        self.pipeline().map_or(1, |axis| self.size(axis))
+    }
+
+    /// Which row of the pipeline a rank is in.
+    pub fn row(&self, rank: usize) -> usize {
+        self.pipeline().map_or(0, |axis| self.coordinate(rank)[axis.index()])
+    }
+
+    /// The rank that lies in another row as this one in its own.
+    pub fn in_row(&self, rank: usize, row: usize) -> usize {
+        let mut at = self.coordinate(rank);
+        self.pipeline().into_iter().for_each(|axis| at[axis.index()] = row);
+        self.rank(&at)
     }
 
     /// The name of an axis.

@@ -93,6 +93,18 @@ pub struct Transfer {
     pub to: BufferId,
 }
 
+/// What goes from a stage of a pipeline to another: a value of the micro-batch, or of the step, that its call is for. The
+/// k-th sent and the k-th received of the same from, to and value are the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Message {
+    /// The value of the sharded graph.
+    pub value: Value,
+    /// The virtual stage that has it.
+    pub from: usize,
+    /// The virtual stage that needs it.
+    pub to: usize,
+}
+
 /// One instruction. What is live when is data and no instruction.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Instruction {
@@ -133,6 +145,38 @@ pub enum Instruction {
         /// Its token.
         token: u32,
     },
+    /// Starts to send a buffer to the rank of another stage that lies as this one. It is not written until it is sent.
+    Send {
+        /// Which [`Instruction::Sent`] belongs to it; unique in the stage.
+        token: u32,
+        /// What is sent.
+        message: Message,
+        /// What it reads.
+        from: BufferId,
+    },
+    /// Waits until a message is sent, for its micro-batch.
+    Sent {
+        /// Its token.
+        token: u32,
+        /// What was sent.
+        from: BufferId,
+    },
+    /// Is ready to receive: the buffer is not touched until it is received.
+    Receive {
+        /// Which [`Instruction::Received`] belongs to it; unique in the stage.
+        token: u32,
+        /// What comes.
+        message: Message,
+        /// What it writes.
+        to: BufferId,
+    },
+    /// Waits until a message has come, for its micro-batch.
+    Received {
+        /// Its token.
+        token: u32,
+        /// What came.
+        to: BufferId,
+    },
     /// Copies a buffer into a state. Left out where the state's own buffer was written.
     Assign {
         /// What it reads.
@@ -163,6 +207,10 @@ impl Instruction {
             | Instruction::Launch { .. }
             | Instruction::Local { .. }
             | Instruction::Wait { .. }
+            | Instruction::Send { .. }
+            | Instruction::Sent { .. }
+            | Instruction::Receive { .. }
+            | Instruction::Received { .. }
             | Instruction::Assign { .. }
             | Instruction::Tap { .. } => None,
         }
@@ -173,13 +221,34 @@ impl Instruction {
         self.started().map_or(&[], |(_, parts)| parts)
     }
 
+    /// The message that it starts to send or is ready to receive.
+    pub fn message(&self) -> Option<Message> {
+        match self {
+            Instruction::Send { message, .. } | Instruction::Receive { message, .. } => Some(*message),
+            Instruction::Feed { .. }
+            | Instruction::Launch { .. }
+            | Instruction::Local { .. }
+            | Instruction::Start { .. }
+            | Instruction::Wait { .. }
+            | Instruction::Sent { .. }
+            | Instruction::Received { .. }
+            | Instruction::Assign { .. }
+            | Instruction::Tap { .. } => None,
+        }
+    }
+
     /// The buffers that it reads.
     pub fn reads(&self) -> Vec<BufferId> {
         match self {
-            Instruction::Feed { .. } | Instruction::Wait { .. } => Vec::new(),
+            Instruction::Feed { .. }
+            | Instruction::Wait { .. }
+            | Instruction::Receive { .. }
+            | Instruction::Received { .. } => Vec::new(),
             Instruction::Launch { reads, .. } => reads.clone(),
             Instruction::Start { parts, .. } => parts.iter().map(|p| p.from).collect(),
             Instruction::Local { from, .. }
+            | Instruction::Send { from, .. }
+            | Instruction::Sent { from, .. }
             | Instruction::Assign { from, .. }
             | Instruction::Tap { from, .. } => vec![*from],
         }
@@ -188,12 +257,17 @@ impl Instruction {
     /// The buffers that it writes.
     pub fn writes(&self) -> Vec<BufferId> {
         match self {
-            Instruction::Feed { to, .. } | Instruction::Local { to, .. } | Instruction::Assign { to, .. } => {
-                vec![*to]
-            }
+            Instruction::Feed { to, .. }
+            | Instruction::Local { to, .. }
+            | Instruction::Receive { to, .. }
+            | Instruction::Received { to, .. }
+            | Instruction::Assign { to, .. } => vec![*to],
             Instruction::Start { parts, .. } => parts.iter().map(|p| p.to).collect(),
             Instruction::Launch { writes, .. } => writes.clone(),
-            Instruction::Wait { .. } | Instruction::Tap { .. } => Vec::new(),
+            Instruction::Wait { .. }
+            | Instruction::Send { .. }
+            | Instruction::Sent { .. }
+            | Instruction::Tap { .. } => Vec::new(),
         }
     }
 }
@@ -202,23 +276,58 @@ impl Instruction {
     /// Every buffer that it names, to be renamed.
     pub fn buffers_mut(&mut self) -> Vec<&mut BufferId> {
         match self {
-            Instruction::Feed { to, .. } => vec![to],
+            Instruction::Feed { to, .. }
+            | Instruction::Receive { to, .. }
+            | Instruction::Received { to, .. } => vec![to],
             Instruction::Launch { reads, writes, .. } => reads.iter_mut().chain(writes).collect(),
             Instruction::Local { from, to, .. } | Instruction::Assign { from, to } => vec![from, to],
             Instruction::Start { parts, .. } => {
                 parts.iter_mut().flat_map(|p| [&mut p.from, &mut p.to]).collect()
             }
-            Instruction::Tap { from, .. } => vec![from],
+            Instruction::Send { from, .. }
+            | Instruction::Sent { from, .. }
+            | Instruction::Tap { from, .. } => {
+                vec![from]
+            }
             Instruction::Wait { .. } => Vec::new(),
         }
     }
 }
 
-/// The straight instructions of one kind of action.
+/// What a segment does for its actions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Duty {
+    /// The action itself.
+    Work,
+    /// Gets ready to receive what the action needs.
+    Post,
+    /// Waits until what the action made is sent.
+    Clear,
+}
+
+impl Duty {
+    /// Each, for parsing.
+    pub const ALL: [Duty; 3] = [Duty::Work, Duty::Post, Duty::Clear];
+
+    /// Behind the name of its segment in the text form.
+    pub fn suffix(self) -> &'static str {
+        match self {
+            Duty::Work => "",
+            Duty::Post => ".post",
+            Duty::Clear => ".clear",
+        }
+    }
+}
+
+/// The straight instructions of one kind of action of a virtual stage.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Segment {
+    /// The virtual stage whose actions run it; of what a row does once, its first.
+    pub stage: usize,
     /// Which actions run it.
     pub kind: Kind,
+    /// What it does for them.
+    pub duty: Duty,
     /// What is done, in order.
     pub instructions: Vec<Instruction>,
 }
@@ -234,7 +343,7 @@ pub struct Call {
     pub slot: usize,
 }
 
-/// What all ranks of a stage do.
+/// What all ranks of a row of the pipeline do: a physical stage, of one or several virtual ones.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct Stage {
     /// The buffers of a rank.
@@ -250,11 +359,13 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// What a segment is called: the letter of its kind, and a prime for each segment of that kind before it.
+    /// What a segment is called: its virtual stage and the letter of its kind, what it does for it, and a prime for each
+    /// like segment before it.
     pub fn name_of(&self, segment: usize) -> String {
-        let kind = self.segments[segment].kind;
-        let before = self.segments[..segment].iter().filter(|s| s.kind == kind).count();
-        format!("{}{}", kind.letter(), "'".repeat(before))
+        let of = &self.segments[segment];
+        let like = |s: &&Segment| (s.stage, s.kind, s.duty) == (of.stage, of.kind, of.duty);
+        let before = self.segments[..segment].iter().filter(like).count();
+        format!("{}{}{}{}", of.stage, of.kind.letter(), of.duty.suffix(), "'".repeat(before))
     }
 
     /// The bytes of a rank's arena.
@@ -293,6 +404,8 @@ pub struct Program {
     pub microbatches: usize,
     /// Gradients are reduced in calls of up to so many bytes; none, or 0: each by itself.
     pub bucket_bytes: Option<usize>,
-    /// The classes of ranks.
+    /// For each virtual stage of the pipeline its row, by place in `stages`.
+    pub homes: Vec<usize>,
+    /// The classes of ranks, one a row of the pipeline.
     pub stages: Vec<Stage>,
 }

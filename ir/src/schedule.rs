@@ -3,6 +3,9 @@
 //! A row is a physical stage's; the stage of an action is the virtual one, k, of L a row. Where it lives is data: loop
 //! order (k = l P + s), V order, or what a person wrote.
 
+pub mod simulate;
+pub mod stuck;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;

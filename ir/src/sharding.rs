@@ -70,6 +70,13 @@ impl Sharding {
         Sharding { dims: vec![Vec::new(); dims], partial: Vec::new() }
     }
 
+    /// The same, and pieces along an axis combine, too.
+    pub fn with_partial(mut self, axis: Axis, reduce: Reduce) -> Sharding {
+        self.partial.push((axis, reduce));
+        self.partial.sort();
+        self
+    }
+
     /// The same without its partial axes.
     pub fn resolved(&self) -> Sharding {
         Sharding { dims: self.dims.clone(), partial: Vec::new() }

@@ -5,13 +5,18 @@
 //! - A move leads from the sharding of what it reads to that of what it writes.
 //! - Each collective is waited for once, in its segment, and its buffers are not touched meanwhile. What one call moves
 //!   goes by one collective over the same axes.
+//! - A message has one sender and one receiver, where its stages live; it is waited for once in each micro-batch, and its
+//!   buffers are not touched meanwhile.
 //! - What is read was written before, in the order of the calls, and once buffers are placed nobody wrote over it since.
 //! - Buffers lie inside their regions, aligned; a state is assigned what is like it; what leaves is not partial.
 
-use std::collections::{BTreeMap, HashMap};
+mod memory;
+mod messages;
+
+use std::collections::BTreeMap;
 
 use crate::kernel::{Access, Body, Kernel, Loop, Map, Step, TopK};
-use crate::program::{ALIGN, BufferId, Instruction, Program, Region, Stage, Transfer};
+use crate::program::{ALIGN, BufferId, Instruction, Message, Program, Region, Stage, Transfer};
 use crate::{DType, Mesh, Move, Reduce};
 
 /// A rule that a program breaks, and where.
@@ -129,6 +134,21 @@ pub enum ProgramFault {
     /// A buffer outside of its region.
     #[error("{0} of {1} bytes at {2} does not lie in its region of {3} bytes, or is not aligned")]
     Outside(BufferId, usize, usize, usize),
+    /// Written while it is sent.
+    #[error("writes {0} before it is sent")]
+    BeingSent(BufferId),
+    /// A message with no other end, or several.
+    #[error("{} from stage {} to {} needs one send and one receive", .0.value, .0.from, .0.to)]
+    NoPeer(Message),
+    /// An end of a message in another row.
+    #[error("{} from stage {} to {} is not where stage {} lives", .0.value, .0.from, .0.to, .1)]
+    Elsewhere(Message, usize),
+    /// Ends that differ.
+    #[error("{} from stage {} to {} is received as something else", .0.value, .0.from, .0.to)]
+    OtherEnd(Message),
+    /// Rows that are not those of the mesh, or homes that are not there.
+    #[error("{0} rows on {1} ranks of a pipeline, of stages that live in rows {2:?}")]
+    Rows(usize, usize, Vec<usize>),
     /// A partial value that leaves.
     #[error("{0} is {1}: what is assigned or handed out must not be partial")]
     Partial(BufferId, String),
@@ -162,8 +182,15 @@ pub fn verify_program(program: &Program) -> Result<(), Vec<ProgramError>> {
             }
         }
         check.places(s);
+        check.tokens(s);
         check.memory(s);
     }
+    let (rows, homes) = (program.stages.len(), &program.homes);
+    if rows != program.mesh.rows() || homes.iter().any(|row| *row >= rows) {
+        let kind = ProgramFault::Rows(rows, program.mesh.rows(), homes.clone());
+        errors.push(ProgramError { at: "program".to_string(), kind });
+    }
+    messages::messages(program, &mut errors);
     if errors.is_empty() { Ok(()) } else { Err(errors) }
 }
 
@@ -208,7 +235,11 @@ impl Check<'_> {
                     Some(_) => self.report(at, ProgramFault::Unlike(*to, *to)),
                 }
             }
-            Instruction::Wait { .. } => {}
+            Instruction::Wait { .. }
+            | Instruction::Send { .. }
+            | Instruction::Sent { .. }
+            | Instruction::Receive { .. }
+            | Instruction::Received { .. } => {}
         }
     }
 
@@ -427,122 +458,5 @@ impl Check<'_> {
                 self.report(&format!("stage {s}"), fault);
             }
         }
-    }
-
-    /// Follows the calls of a step: who owns which bytes of the arena when something is read.
-    fn memory(&mut self, s: usize) {
-        let stage = self.stage;
-        let placed = stage.buffers.iter().all(|b| b.offset.is_some());
-        let mut owners: BTreeMap<usize, (usize, BufferId, usize)> = BTreeMap::new();
-        let mut written: HashMap<(BufferId, usize), ()> = HashMap::new();
-        for (i, buffer) in stage.buffers.iter().enumerate().filter(|(_, b)| b.region == Region::State) {
-            written.insert((BufferId(i as u32), 0), ());
-            if placed {
-                take(
-                    &mut owners,
-                    stage.address(BufferId(i as u32), 0),
-                    buffer.bytes(self.mesh),
-                    BufferId(i as u32),
-                    0,
-                );
-            }
-        }
-        for (c, call) in stage.calls.iter().enumerate() {
-            let at = format!("stage {s}, call {c}");
-            let Some(segment) = stage.segments.get(call.segment).filter(|_| call.slot < stage.slots) else {
-                let fault = ProgramFault::Call(call.segment, call.slot, stage.segments.len(), stage.slots);
-                self.report(&at, fault);
-                continue;
-            };
-            let name = stage.name_of(call.segment);
-            let mut started: HashMap<u32, &[Transfer]> = HashMap::new();
-            for (k, instruction) in segment.instructions.iter().enumerate() {
-                let at = format!("{at}, segment {name}, instruction {k}");
-                let slot = |id: BufferId| match stage.buffers[id.index()].region {
-                    Region::Slot => call.slot,
-                    Region::State | Region::Step | Region::Scratch => 0,
-                };
-                let mut reads = instruction.reads();
-                let mut writes = instruction.writes();
-                // A collective reads until its wait, and has written only then.
-                started.extend(instruction.started());
-                if let Instruction::Wait { token } = instruction {
-                    for p in started.get(token).copied().unwrap_or_default() {
-                        reads.extend((p.from != p.to && !shares(stage, p.from, p.to)).then_some(p.from));
-                        writes.push(p.to);
-                    }
-                }
-                for id in reads {
-                    if !written.contains_key(&(id, slot(id))) {
-                        self.report(&at, ProgramFault::NotWritten(id));
-                    } else if placed {
-                        let (start, bytes) =
-                            (stage.address(id, call.slot), stage.buffers[id.index()].bytes(self.mesh));
-                        if let Some(other) = intruder(&owners, start, bytes, id, slot(id)) {
-                            self.report(&at, ProgramFault::Overwritten(id, other));
-                        }
-                    }
-                }
-                for id in writes {
-                    written.insert((id, slot(id)), ());
-                    if placed {
-                        let bytes = stage.buffers[id.index()].bytes(self.mesh);
-                        take(&mut owners, stage.address(id, call.slot), bytes, id, slot(id));
-                    }
-                }
-            }
-        }
-    }
-}
-
-/// Whether two buffers lie in one place, as those of an all_reduce may.
-fn shares(stage: &Stage, a: BufferId, b: BufferId) -> bool {
-    let (a, b) = (&stage.buffers[a.index()], &stage.buffers[b.index()]);
-    a.region == b.region && a.offset.is_some() && a.offset == b.offset
-}
-
-/// Bytes of the arena by their start: the end, and the buffer and slot that wrote them last.
-type Owners = BTreeMap<usize, (usize, BufferId, usize)>;
-
-fn take(owners: &mut Owners, start: usize, bytes: usize, id: BufferId, slot: usize) {
-    let end = start + bytes;
-    if bytes == 0 {
-        return;
-    }
-    let hit: Vec<usize> =
-        owners.range(..end).rev().take_while(|(_, o)| o.0 > start).map(|(k, _)| *k).collect();
-    for k in hit {
-        if let Some((to, owner, in_slot)) = owners.remove(&k) {
-            if k < start {
-                owners.insert(k, (start, owner, in_slot));
-            }
-            if to > end {
-                owners.insert(end, (to, owner, in_slot));
-            }
-        }
-    }
-    owners.insert(start, (end, id, slot));
-}
-
-/// Another buffer that wrote some of these bytes last.
-fn intruder(owners: &Owners, start: usize, bytes: usize, id: BufferId, slot: usize) -> Option<BufferId> {
-    let over = owners.range(..start + bytes).rev().take_while(|(_, o)| o.0 > start);
-    over.filter(|(_, o)| bytes > 0 && (o.1, o.2) != (id, slot)).map(|(_, o)| o.1).next()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ownership_is_by_bytes() {
-        let mut owners = Owners::new();
-        take(&mut owners, 0, 100, BufferId(0), 0);
-        take(&mut owners, 40, 20, BufferId(1), 0);
-        assert_eq!(intruder(&owners, 0, 100, BufferId(0), 0), Some(BufferId(1)));
-        assert_eq!(intruder(&owners, 0, 40, BufferId(0), 0), None);
-        assert_eq!(intruder(&owners, 60, 40, BufferId(0), 0), None);
-        take(&mut owners, 0, 100, BufferId(0), 0);
-        assert_eq!(intruder(&owners, 0, 100, BufferId(0), 0), None);
     }
 }

@@ -189,6 +189,7 @@ impl<'a> Decoder<'a> {
             });
             x = self.block(m, &at, 1, &x, |m, h| self.mlp(m, &format!("{at}.mlp"), h));
         }
+        m.behind_layers();
         let x = self.norm(m, "model.norm", "d", &x);
         let table = if self.tied { table } else { m.parameter("lm_head.weight", "v d", self.init) };
         head(m, &x, &table, self.softcap, &batch.labels);

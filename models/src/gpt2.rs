@@ -107,6 +107,7 @@ pub(crate) fn build(config: &Config, shape: Shape) -> Result<Graph, ModelError> 
         let y = m.einsum("b s d", &[&u, &weight]);
         x = residual(&mut m, &x, &y, &bias, residual_dropout, &format!("{at}.mlp.dropout"));
     }
+    m.behind_layers();
     let x = norm(&mut m, &x, "transformer.ln_f", eps);
     let table = match config.flag_or("tie_word_embeddings", true)? {
         true => table,

@@ -85,6 +85,10 @@ fn fits(stage: &Stage, s: usize, uses: &Uses, from: BufferId, to: BufferId) -> b
         | Instruction::Local { .. }
         | Instruction::Wait { .. }
         | Instruction::Assign { .. }
+        | Instruction::Send { .. }
+        | Instruction::Sent { .. }
+        | Instruction::Receive { .. }
+        | Instruction::Received { .. }
         | Instruction::Tap { .. } => false,
     };
     alike && once && !read_later && in_place

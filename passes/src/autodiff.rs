@@ -152,18 +152,38 @@ impl Back {
     /// The sum of the contributions to a value's gradient; afterwards they are one.
     fn total(&mut self, value: Value, mark: Mark) -> Value {
         let parts = std::mem::take(&mut self.parts[value.index()]);
-        let total = if parts.len() == 1 {
-            parts[0]
-        } else {
-            let dims = tensor_dims(self.model.graph().shape(value).len());
-            let factors = (0..dims.len()).map(|i| format!("i{i}").into()).collect();
-            let signature = Signature { factors, args: vec![dims.clone(); parts.len()], results: vec![dims] };
-            let part = self.part(value);
-            let total = self.push(Op::Add, signature, parts, Mark { part, ..mark }, None);
-            self.like(total, value);
-            total
-        };
+        let part = self.part(value);
+        // What several stages contribute to a parameter's gradient is summed in each of them first.
+        let mut stages: BTreeMap<usize, (Mark, Vec<Value>)> = BTreeMap::new();
+        for v in parts {
+            let own = self.mark_of(v).filter(|_| part == Part::Weight).unwrap_or(mark);
+            stages.entry(self.model.graph().stage(own)).or_insert((own, Vec::new())).1.push(v);
+        }
+        let one = stages.len() == 1;
+        let of_stage = |(own, parts): (Mark, Vec<Value>)| (if one { mark } else { own }, parts);
+        let sums = stages.into_values().map(of_stage).collect::<Vec<_>>();
+        let sums =
+            sums.into_iter().map(|(mark, parts)| self.sum(value, Mark { part, ..mark }, parts)).collect();
+        let total = self.sum(value, Mark { part, ..mark }, sums);
         self.parts[value.index()] = vec![total];
+        total
+    }
+
+    /// The mark of the node that makes a value of the backward pass.
+    fn mark_of(&self, v: Value) -> Option<Mark> {
+        self.model.graph().nodes.iter().rev().find(|n| n.results.contains(&v)).map(|n| n.mark)
+    }
+
+    /// The sum of contributions to the gradient of a value; of one, that.
+    fn sum(&mut self, value: Value, mark: Mark, parts: Vec<Value>) -> Value {
+        if let [one] = parts[..] {
+            return one;
+        }
+        let dims = tensor_dims(self.model.graph().shape(value).len());
+        let factors = (0..dims.len()).map(|i| format!("i{i}").into()).collect();
+        let signature = Signature { factors, args: vec![dims.clone(); parts.len()], results: vec![dims] };
+        let total = self.push(Op::Add, signature, parts, mark, None);
+        self.like(total, value);
         total
     }
 
@@ -183,7 +203,7 @@ impl Back {
 
     fn composite(&mut self, node: &Node, gradient: &Gradient, roles: &Roles, dz: Value) {
         let from = self.model.graph().nodes.len();
-        self.model.layer(node.mark.layer);
+        self.model.at_mark(node.mark.layer);
         let dims = node.signature.results[0].iter().map(|d| node.signature.factors[d[0]].clone()).collect();
         let out = (gradient.body)(&mut self.model, roles, &Tensor { value: dz, dims });
         for (value, d) in out {

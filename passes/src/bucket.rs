@@ -22,7 +22,7 @@ use ir::program::{BufferId, Instruction, Program, Region, Stage, Transfer};
 use ir::schedule::Kind;
 use ir::{Axis, DType, Mesh, Move, Reduce};
 
-use crate::uses::{Made, following};
+use crate::uses::{Made, between_stages, following};
 
 /// A bucket of gathered parameters is no more than this part of all that its segment gathers, so that two, one in use and
 /// one on its way, are little beside what sharding saves.
@@ -64,7 +64,7 @@ struct Chain {
 /// What may go into buckets: sums in the order in which they are ready, parameters in the order in which they are used.
 fn chains(all: &[Instruction], kind: Kind, stage: &Stage, mesh: &Mesh) -> Vec<Chain> {
     let made = Made::of(all);
-    let following = following(all);
+    let following = following(all, mesh);
     let uses: Vec<_> = all.iter().map(|i| made.uses(i)).collect();
     let mut used: HashMap<BufferId, Vec<usize>> = HashMap::new();
     for (i, (reads, writes)) in uses.iter().enumerate() {
@@ -76,6 +76,8 @@ fn chains(all: &[Instruction], kind: Kind, stage: &Stage, mesh: &Mesh) -> Vec<Ch
         kind != Kind::Optimizer && kept && matches!(t.step, Move::AllGather { .. })
     };
     let one = |i: usize| match all[i].transfers() {
+        // Stages would not all have the same buckets.
+        [_] if between_stages(&all[i], mesh) => None,
         [t] => Some(t).filter(|t| bucketed(&t.step, kind) || gathers(t)),
         [] | [_, ..] => None,
     };
@@ -224,6 +226,10 @@ fn waited((at, instruction): (usize, &Instruction)) -> Option<(u32, usize)> {
         | Instruction::Launch { .. }
         | Instruction::Local { .. }
         | Instruction::Assign { .. }
+        | Instruction::Send { .. }
+        | Instruction::Sent { .. }
+        | Instruction::Receive { .. }
+        | Instruction::Received { .. }
         | Instruction::Tap { .. } => None,
     }
 }

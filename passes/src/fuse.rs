@@ -201,6 +201,10 @@ fn map_of(instruction: &Instruction) -> Option<(&Kernel, &ir::kernel::Map)> {
         | Instruction::Start { .. }
         | Instruction::Wait { .. }
         | Instruction::Assign { .. }
+        | Instruction::Send { .. }
+        | Instruction::Sent { .. }
+        | Instruction::Receive { .. }
+        | Instruction::Received { .. }
         | Instruction::Tap { .. } => None,
     }
 }

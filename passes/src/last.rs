@@ -7,20 +7,20 @@
 //! Behind `assign`, which says what is written in place, and before `bucket`, which joins what moved.
 //!
 //! ```text
-//! segment B                          segment B
+//! segment 0B                          segment 0B
 //!   launch b1, b2 -> b1                launch b1, b2 -> b1
-//! segment O                          segment B'
+//! segment 0O                          segment 0B'
 //!   t0 = start all_reduce b1 -> b3     launch b1, b4 -> b1
 //!   wait t0                     ->     t0 = start all_reduce b1 -> b3
-//! call B 0 slot 0                      wait t0
-//! call B 1 slot 0                    call B 0 slot 0
-//! call O once slot 0                 call B' 1 slot 0
-//!                                    call O once slot 0
+//! call 0B 0 slot 0                      wait t0
+//! call 0B 1 slot 0                    call 0B 0 slot 0
+//! call 0O once slot 0                 call 0B' 1 slot 0
+//!                                    call 0O once slot 0
 //! ```
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use ir::program::{BufferId, Instruction, Program, Region, Segment, Stage};
+use ir::program::{BufferId, Duty, Instruction, Program, Region, Segment, Stage};
 use ir::schedule::Kind;
 use ir::{Move, Reduce};
 
@@ -28,12 +28,20 @@ use crate::uses::Made;
 
 pub(crate) fn run(program: &mut Program) {
     for stage in &mut program.stages {
-        let at = |kind| stage.segments.iter().position(|s| s.kind == kind);
-        let (Some(backward), Some(update)) = (at(Kind::Backward), at(Kind::Optimizer)) else { continue };
-        let found = sums(stage, backward, update);
-        let calls = stage.calls.iter().filter(|c| c.segment == backward).count();
-        if calls > 1 && !found.is_empty() {
-            move_to_last(stage, backward, update, &found);
+        let mut s = 0;
+        while s < stage.segments.len() {
+            let of = &stage.segments[s];
+            let backward = matches!(of.kind, Kind::Backward | Kind::Input | Kind::Weight);
+            let update = stage.segments.iter().position(|s| s.kind == Kind::Optimizer);
+            if let Some(update) = update.filter(|_| backward && of.duty == Duty::Work) {
+                let found = sums(stage, s, update);
+                let calls = stage.calls.iter().filter(|c| c.segment == s).count();
+                if calls > 1 && !found.is_empty() {
+                    move_to_last(stage, s, update, &found);
+                    s += 1;
+                }
+            }
+            s += 1;
         }
     }
 }
@@ -85,6 +93,10 @@ fn move_to_last(stage: &mut Stage, backward: usize, update: usize, found: &BTree
                 | Instruction::Launch { .. }
                 | Instruction::Local { .. }
                 | Instruction::Assign { .. }
+                | Instruction::Send { .. }
+                | Instruction::Sent { .. }
+                | Instruction::Receive { .. }
+                | Instruction::Received { .. }
                 | Instruction::Tap { .. },
                 _,
             ) => stage.segments[update].instructions.push(instruction),
@@ -107,7 +119,8 @@ fn move_to_last(stage: &mut Stage, backward: usize, update: usize, found: &BTree
         last.push(instruction);
         last.extend(behind.remove(&i).into_iter().flatten());
     }
-    stage.segments.insert(backward + 1, Segment { kind: Kind::Backward, instructions: last });
+    let segment = Segment { instructions: last, ..stage.segments[backward].clone() };
+    stage.segments.insert(backward + 1, segment);
     let end = stage.calls.iter().rposition(|c| c.segment == backward);
     for (i, call) in stage.calls.iter_mut().enumerate() {
         call.segment += usize::from(call.segment > backward || Some(i) == end);

@@ -11,73 +11,72 @@
 //!                                                               wait t0
 //! ```
 
+mod calls;
+mod crossing;
 mod kernels;
+mod sites;
 
-use ir::program::{Buffer, BufferId, Call, Instruction, Program, Region, Segment, Stage};
-use ir::schedule::{Action, Kind};
-use ir::{Node, Op, Part, ShardedGraph, Unary, Value, moves_of};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-/// Lowers a graph of one stage.
+use ir::program::{Buffer, BufferId, Duty, Instruction, Message, Program, Region, Segment, Stage};
+use ir::schedule::Kind;
+use ir::{Name, Node, Op, ShardedGraph, Unary, Value, moves_of};
+
+use sites::{Crossing, Site, Sites, sites};
+
+/// Lowers a graph, by the table of its decisions.
 pub fn lower(sharded: &ShardedGraph) -> Program {
     let graph = &sharded.graph;
+    let schedule = &sharded.decisions.schedule;
+    let microbatches = schedule.microbatches();
+    let sites = sites(graph, schedule);
+    let rows = sites.first.iter().enumerate().map(|(row, _)| Row::new(&sites, row)).collect();
     let mut lowering = Lowering {
         sharded,
-        kinds: vec![Vec::new(); graph.values.len()],
-        buffers: Vec::new(),
-        of_value: vec![None; graph.values.len()],
-        microbatches: sharded.decisions.schedule.microbatches(),
-        segments: [Kind::Begin, Kind::Forward, Kind::Backward, Kind::Optimizer]
-            .map(|kind| Segment { kind, instructions: Vec::new() })
-            .to_vec(),
-        tokens: 0,
+        root: roots(sharded, microbatches),
+        sites,
+        rows,
+        microbatches,
+        uses: HashMap::new(),
+        crossed: BTreeSet::new(),
+        brought: BTreeSet::new(),
+        at: HashMap::new(),
+        pending: HashMap::new(),
         assigns: Vec::new(),
     };
     lowering.find_uses();
     for (i, node) in graph.nodes.iter().enumerate() {
-        lowering.node(i, node);
+        lowering.cross(i);
+        for site in lowering.sites.of[i].clone() {
+            lowering.node(i, node, site);
+        }
     }
-    let Lowering { buffers, mut segments, assigns, microbatches, .. } = lowering;
     // A state keeps what it holds until the end of its segment, whoever reads it there.
-    for (kind, assign) in assigns {
-        segments.iter_mut().filter(|s| s.kind == kind).for_each(|s| s.instructions.push(assign.clone()));
+    for (site, assign) in std::mem::take(&mut lowering.assigns) {
+        lowering.emit(site, Duty::Work, assign);
     }
-    let segments: Vec<Segment> = segments.into_iter().filter(|s| !s.instructions.is_empty()).collect();
-    let row = sharded.decisions.schedule.rows.first();
-    let call = |action: &Action| {
-        let segment = segments.iter().position(|s| s.kind == action.kind)?;
-        Some(Call { segment, microbatch: action.microbatch, slot: 0 })
-    };
-    let begin = Action { stage: 0, kind: Kind::Begin, microbatch: None };
-    let calls = [&begin].into_iter().chain(row.into_iter().flatten()).filter_map(call).collect();
-    let stage = Stage { buffers, segments, calls, slots: 1, sizes: [0; 4] };
+    let homes = lowering.sites.homes.clone();
+    let mut stages: Vec<Stage> = lowering.rows.into_iter().map(Row::stage).collect();
+    calls::calls(schedule, &homes, &mut stages);
     Program {
         mesh: sharded.mesh.clone(),
         inputs: graph.inputs.clone(),
         states: graph.states.clone(),
         microbatches,
         bucket_bytes: sharded.decisions.bucket_bytes,
-        stages: vec![stage],
+        homes,
+        stages,
     }
 }
 
-struct Lowering<'a> {
-    sharded: &'a ShardedGraph,
-    /// For each value the segments in which it is made or used.
-    kinds: Vec<Vec<Kind>>,
-    buffers: Vec<Buffer>,
-    of_value: Vec<Option<BufferId>>,
-    microbatches: usize,
-    segments: Vec<Segment>,
-    tokens: u32,
-    assigns: Vec<(Kind, Instruction)>,
-}
-
-fn kind(node: &Node) -> Kind {
-    match node.mark.part {
-        Part::Forward => Kind::Forward,
-        Part::Input | Part::Weight => Kind::Backward,
-        Part::Update => Kind::Optimizer,
+/// By value the value whose buffer it shares.
+fn roots(sharded: &ShardedGraph, microbatches: usize) -> Vec<usize> {
+    let graph = &sharded.graph;
+    let mut root: Vec<usize> = (0..graph.values.len()).collect();
+    for node in graph.nodes.iter().filter(|n| is_alias(n, microbatches)) {
+        root[node.results[0].index()] = root[node.args[0].index()];
     }
+    root
 }
 
 /// Whether the result is the operand itself, so that both share a buffer. With one micro-batch a sum over
@@ -88,105 +87,242 @@ fn is_alias(node: &Node, microbatches: usize) -> bool {
     same && copies
 }
 
+/// What becomes a stage of the program.
+struct Row {
+    buffers: Vec<Buffer>,
+    segments: Vec<Segment>,
+    states: BTreeMap<Name, BufferId>,
+    tokens: u32,
+}
+
+impl Row {
+    /// With a segment for everything that its stages may do, in the order in which a micro-batch goes through them.
+    fn new(sites: &Sites, row: usize) -> Row {
+        let stages = (0..sites.homes.len()).filter(|k| sites.homes[*k] == row);
+        let mut segments = Vec::new();
+        let mut add = |stage, kind, duty| {
+            segments.push(Segment { stage, kind, duty, instructions: Vec::new() });
+        };
+        add(sites.first[row], Kind::Begin, Duty::Work);
+        for stage in stages {
+            for (kind, duty) in [
+                (Kind::Forward, Duty::Post),
+                (Kind::Forward, Duty::Work),
+                (Kind::Forward, Duty::Clear),
+                (Kind::Backward, Duty::Post),
+                (Kind::Backward, Duty::Work),
+                (Kind::Input, Duty::Post),
+                (Kind::Input, Duty::Work),
+                (Kind::Weight, Duty::Post),
+                (Kind::Weight, Duty::Work),
+                (Kind::Backward, Duty::Clear),
+                (Kind::Input, Duty::Clear),
+                (Kind::Weight, Duty::Clear),
+            ] {
+                add(stage, kind, duty);
+            }
+        }
+        add(sites.first[row], Kind::Optimizer, Duty::Work);
+        Row { buffers: Vec::new(), segments, states: BTreeMap::new(), tokens: 0 }
+    }
+
+    fn stage(self) -> Stage {
+        let segments = self.segments.into_iter().filter(|s| !s.instructions.is_empty()).collect();
+        Stage { buffers: self.buffers, segments, calls: Vec::new(), slots: 1, sizes: [0; 4] }
+    }
+
+    fn push(&mut self, buffer: Buffer) -> BufferId {
+        self.buffers.push(buffer);
+        BufferId((self.buffers.len() - 1) as u32)
+    }
+
+    fn token(&mut self) -> u32 {
+        self.tokens += 1;
+        self.tokens - 1
+    }
+}
+
+struct Lowering<'a> {
+    sharded: &'a ShardedGraph,
+    /// By value that whose buffer it shares.
+    root: Vec<usize>,
+    sites: Sites,
+    rows: Vec<Row>,
+    microbatches: usize,
+    /// For each value in a stage the kinds of segments in which it is made or used.
+    uses: HashMap<(usize, usize), Vec<Kind>>,
+    /// What a stage sends or receives: it outlives its segment.
+    crossed: BTreeSet<(usize, usize)>,
+    /// What the update was brought so far.
+    brought: BTreeSet<Value>,
+    /// Where a value lies in a stage.
+    at: HashMap<(Value, usize), BufferId>,
+    /// What a stage receives and did not use yet: its token, and in which kind of segment it comes.
+    pending: HashMap<(Value, usize), (u32, Kind)>,
+    assigns: Vec<(Site, Instruction)>,
+}
+
 impl Lowering<'_> {
     fn find_uses(&mut self) {
         let graph = &self.sharded.graph;
-        let mut root: Vec<usize> = (0..graph.values.len()).collect();
-        for node in &graph.nodes {
-            if is_alias(node, self.microbatches) {
-                root[node.results[0].index()] = root[node.args[0].index()];
+        let mut brought: BTreeSet<Value> = BTreeSet::new();
+        for (i, node) in graph.nodes.iter().enumerate() {
+            for crossing in self.sites.crossings.get(&i).into_iter().flatten() {
+                let from: &[Value] = match crossing {
+                    Crossing::Bring(v) => &[*v],
+                    Crossing::Sum => &node.args,
+                };
+                for v in from {
+                    let stage = self.origin(*v, &brought);
+                    self.uses.entry((self.root[v.index()], stage)).or_default().push(Kind::Optimizer);
+                }
+                if let Crossing::Bring(v) = crossing {
+                    brought.insert(*v);
+                }
             }
-            for v in node.args.iter().chain(&node.results) {
-                self.kinds[root[v.index()]].push(kind(node));
+            for (stage, kind) in &self.sites.of[i] {
+                for v in &node.args {
+                    let home = self.home(*v, *stage, *kind, &brought);
+                    self.uses.entry((self.root[v.index()], home)).or_default().push(*kind);
+                }
+                for v in &node.results {
+                    self.uses.entry((self.root[v.index()], *stage)).or_default().push(*kind);
+                }
             }
         }
-        for (v, r) in root.into_iter().enumerate() {
-            self.kinds[v] = self.kinds[r].clone();
+        for (v, to) in &self.sites.sends {
+            let maker = graph.nodes.iter().position(|n| n.results.contains(v)).unwrap_or(0);
+            let from = self.sites.of[maker].iter().map(|(stage, _)| *stage);
+            for stage in from.chain(to.iter().map(|(stage, _)| *stage)) {
+                self.crossed.insert((self.root[v.index()], stage));
+            }
         }
     }
 
-    fn region(&self, value: Value) -> Region {
-        let kinds = &self.kinds[value.index()];
-        let all = |kind: Kind| kinds.iter().all(|k| *k == kind);
-        if kinds.first().is_none_or(|first| all(*first)) {
-            Region::Scratch
-        } else if kinds.contains(&Kind::Optimizer) {
+    /// In which stage of its row a value lies for who uses it in a stage.
+    fn home(&self, v: Value, stage: usize, kind: Kind, brought: &BTreeSet<Value>) -> usize {
+        if kind != Kind::Optimizer || brought.contains(&v) {
+            return stage;
+        }
+        let row = self.sites.homes[stage];
+        let maker = self.maker(v);
+        let mut there = self.sites.of[maker].iter().map(|(s, _)| *s);
+        there.find(|s| self.sites.homes[*s] == row).unwrap_or(stage)
+    }
+
+    /// The stage that has a value first, of those that have it by themselves.
+    fn origin(&self, v: Value, brought: &BTreeSet<Value>) -> usize {
+        let first = self.sites.of[self.maker(v)].iter().map(|(s, _)| *s).min_by_key(|s| self.sites.homes[*s]);
+        let first = first.unwrap_or(0);
+        if brought.contains(&v) { self.sites.first[self.sites.homes[first]] } else { first }
+    }
+
+    fn maker(&self, v: Value) -> usize {
+        self.sites.makers[v.index()]
+    }
+
+    fn row(&mut self, stage: usize) -> &mut Row {
+        &mut self.rows[self.sites.homes[stage]]
+    }
+
+    fn region(&self, value: Value, stage: usize) -> Region {
+        let key = (self.root[value.index()], stage);
+        let kinds = self.uses.get(&key).map_or(&[][..], Vec::as_slice);
+        if kinds.contains(&Kind::Optimizer) && kinds.iter().any(|k| *k != Kind::Optimizer) {
             Region::Step
-        } else {
+        } else if self.crossed.contains(&key) || kinds.iter().any(|k| *k != kinds[0]) {
             Region::Slot
+        } else {
+            Region::Scratch
         }
     }
 
-    fn buffer(&mut self, value: Value) -> BufferId {
+    /// A buffer like a value, for something of that shape.
+    fn like(&self, value: Value, region: Region) -> Buffer {
         let ty = self.sharded.graph.ty(value);
-        let buffer = Buffer {
+        Buffer {
             state: None,
             value: Some(value),
             dtype: ty.dtype,
             shape: ty.shape.clone(),
             sharding: self.sharded.sharding(value).clone(),
-            region: self.region(value),
+            region,
             offset: None,
-        };
-        let id = self.push_buffer(buffer);
-        self.of_value[value.index()] = Some(id);
+        }
+    }
+
+    fn buffer(&mut self, value: Value, stage: usize) -> BufferId {
+        let buffer = self.like(value, self.region(value, stage));
+        let id = self.row(stage).push(buffer);
+        self.at.insert((value, stage), id);
         id
     }
 
-    fn push_buffer(&mut self, buffer: Buffer) -> BufferId {
-        self.buffers.push(buffer);
-        BufferId((self.buffers.len() - 1) as u32)
+    /// Where a value lies for who uses it in a stage; what was sent there is waited for at its first use.
+    fn at(&mut self, v: Value, (stage, kind): Site) -> BufferId {
+        let home = self.home(v, stage, kind, &self.brought);
+        let known = self.at.get(&(v, home)).copied();
+        let id = known.unwrap_or_else(|| panic!("{v} is used in stage {stage} before it is there"));
+        if let Some((token, kind)) = self.pending.remove(&(v, home)) {
+            self.emit((home, kind), Duty::Work, Instruction::Received { token, to: id });
+        }
+        id
     }
 
-    fn at(&self, value: Value) -> BufferId {
-        self.of_value[value.index()].unwrap_or_else(|| panic!("{value} is used before it is lowered"))
+    fn emit(&mut self, (stage, kind): Site, duty: Duty, instruction: Instruction) {
+        let row = self.row(stage);
+        let place = row.segments.iter().position(|s| (s.stage, s.kind, s.duty) == (stage, kind, duty));
+        let place = place.unwrap_or_else(|| panic!("stage {stage} has no segment {kind:?}"));
+        row.segments[place].instructions.push(instruction);
     }
 
-    fn emit(&mut self, kind: Kind, instruction: Instruction) {
-        let segment = self.segments.iter_mut().find(|s| s.kind == kind);
-        segment.into_iter().for_each(|s| s.instructions.push(instruction.clone()));
-    }
-
-    fn node(&mut self, i: usize, node: &Node) {
-        let kind = kind(node);
+    fn node(&mut self, i: usize, node: &Node, site: Site) {
+        let (stage, kind) = site;
         match &node.op {
             Op::State(name) => {
-                let id = self.buffer(node.results[0]);
-                self.buffers[id.index()].region = Region::State;
-                self.buffers[id.index()].state = Some(name.clone());
+                let known = self.row(stage).states.get(name).copied();
+                let id = known.unwrap_or_else(|| {
+                    let id = self.buffer(node.results[0], stage);
+                    let row = self.row(stage);
+                    row.buffers[id.index()].region = Region::State;
+                    row.buffers[id.index()].state = Some(name.clone());
+                    row.states.insert(name.clone(), id);
+                    id
+                });
+                self.at.insert((node.results[0], stage), id);
             }
             Op::Input(name) => {
-                let to = self.buffer(node.results[0]);
-                self.emit(kind, Instruction::Feed { input: name.clone(), to });
+                let to = self.buffer(node.results[0], stage);
+                self.emit(site, Duty::Work, Instruction::Feed { input: name.clone(), to });
             }
             Op::Assign(name) => {
-                let from = self.kept_apart(kind, self.at(node.args[0]));
-                let to = self.buffers.iter().position(|b| b.state.as_ref() == Some(name));
-                let to = to.map(|i| BufferId(i as u32)).unwrap_or_else(|| self.state_never_read(name, from));
-                self.assigns.push((kind, Instruction::Assign { from, to }));
+                let from = self.at(node.args[0], site);
+                let from = self.kept_apart(site, from);
+                let known = self.row(stage).states.get(name).copied();
+                let to = known.unwrap_or_else(|| self.state_never_read(name, stage, from));
+                self.assigns.push((site, Instruction::Assign { from, to }));
             }
             Op::Tap(name) => {
-                let from = self.at(node.args[0]);
-                self.emit(kind, Instruction::Tap { name: name.clone(), from });
+                let from = self.at(node.args[0], site);
+                self.emit(site, Duty::Work, Instruction::Tap { name: name.clone(), from });
             }
-            Op::Reshard => self.reshard(kind, node.args[0], node.results[0]),
+            Op::Reshard => self.reshard(site, node.args[0], node.results[0]),
+            Op::Add if self.sums(i) => {}
             _ if is_alias(node, self.microbatches) => {
-                self.of_value[node.results[0].index()] = self.of_value[node.args[0].index()]
+                let id = self.at(node.args[0], site);
+                self.at.insert((node.results[0], stage), id);
             }
             Op::Accumulate => {
-                let from = self.at(node.args[0]);
-                let sum = self.buffer(node.results[0]);
-                self.buffers[sum.index()].region = Region::Step;
-                let like = &self.buffers[sum.index()];
+                let from = self.at(node.args[0], site);
+                let sum = self.buffer(node.results[0], stage);
+                let row = self.row(stage);
+                row.buffers[sum.index()].region = Region::Step;
+                let like = &row.buffers[sum.index()];
                 let (zero, add) = (kernels::zero(like), kernels::add(like));
-                self.emit(
-                    Kind::Begin,
-                    Instruction::Launch { kernel: zero, reads: vec![], writes: vec![sum] },
-                );
-                self.emit(
-                    kind,
-                    Instruction::Launch { kernel: add, reads: vec![sum, from], writes: vec![sum] },
-                );
+                let begin = (self.sites.first[self.sites.homes[stage]], Kind::Begin);
+                let launch = |kernel, reads, writes| Instruction::Launch { kernel, reads, writes };
+                self.emit(begin, Duty::Work, launch(zero, vec![], vec![sum]));
+                self.emit(site, Duty::Work, launch(add, vec![sum, from], vec![sum]));
             }
             Op::Const(_)
             | Op::Iota
@@ -202,59 +338,83 @@ impl Lowering<'_> {
             | Op::Scatter
             | Op::Cast => {
                 let (kernel, reads) = kernels::kernel(self.sharded, i);
-                let reads = reads.into_iter().map(|v| self.at(v)).collect();
-                let to = self.buffer(node.results[0]);
-                self.emit(kind, Instruction::Launch { kernel, reads, writes: vec![to] });
+                let reads = reads.into_iter().map(|v| self.at(v, site)).collect();
+                let to = self.buffer(node.results[0], stage);
+                self.emit(site, Duty::Work, Instruction::Launch { kernel, reads, writes: vec![to] });
             }
+        }
+        if kind != Kind::Optimizer {
+            node.results.iter().for_each(|v| self.send(*v, site));
+        }
+    }
+
+    /// Sends a value to the stages that use it.
+    fn send(&mut self, value: Value, site: Site) {
+        let (stage, _) = site;
+        for (to, kind) in self.sites.sends.get(&value).cloned().unwrap_or_default() {
+            let message = Message { value, from: stage, to };
+            let from = self.at(value, site);
+            let token = self.row(stage).token();
+            self.emit(site, Duty::Work, Instruction::Send { token, message, from });
+            self.emit(site, Duty::Clear, Instruction::Sent { token, from });
+            let there = self.buffer(value, to);
+            let token = self.row(to).token();
+            self.emit((to, kind), Duty::Post, Instruction::Receive { token, message, to: there });
+            self.pending.insert((value, to), (token, kind));
         }
     }
 
     /// What a state holds is copied before it is assigned to another: assigns run one after the other, and that state
     /// may be assigned too.
-    fn kept_apart(&mut self, kind: Kind, from: BufferId) -> BufferId {
-        let buffer = self.buffers[from.index()].clone();
+    fn kept_apart(&mut self, site: Site, from: BufferId) -> BufferId {
+        let buffer = self.row(site.0).buffers[from.index()].clone();
         if buffer.region != Region::State {
             return from;
         }
         let kernel = kernels::copy(&buffer);
-        let to = self.push_buffer(Buffer { state: None, value: None, region: Region::Scratch, ..buffer });
-        self.emit(kind, Instruction::Launch { kernel, reads: vec![from], writes: vec![to] });
+        let to =
+            self.row(site.0).push(Buffer { state: None, value: None, region: Region::Scratch, ..buffer });
+        self.emit(site, Duty::Work, Instruction::Launch { kernel, reads: vec![from], writes: vec![to] });
         to
     }
 
     /// A state that is only assigned has no value of its own: its buffer is like what it is assigned.
-    fn state_never_read(&mut self, name: &ir::Name, from: BufferId) -> BufferId {
-        let like = self.buffers[from.index()].clone();
-        self.push_buffer(Buffer { state: Some(name.clone()), value: None, region: Region::State, ..like })
+    fn state_never_read(&mut self, name: &Name, stage: usize, from: BufferId) -> BufferId {
+        let row = self.row(stage);
+        let like = row.buffers[from.index()].clone();
+        let id = row.push(Buffer { state: Some(name.clone()), value: None, region: Region::State, ..like });
+        row.states.insert(name.clone(), id);
+        id
     }
 
-    fn reshard(&mut self, kind: Kind, from: Value, to: Value) {
+    fn reshard(&mut self, site: Site, from: Value, to: Value) {
+        let (stage, _) = site;
         let (start, goal) = (self.sharded.sharding(from).clone(), self.sharded.sharding(to).clone());
         let shape = self.sharded.graph.shape(from);
         let steps = moves_of(shape, &start, &goal, &self.sharded.mesh);
-        let mut at = self.at(from);
+        let mut at = self.at(from, site);
         let mut sharding = start;
         for (i, step) in steps.iter().enumerate() {
             sharding = step.after(&sharding);
             let next = if i + 1 == steps.len() {
-                self.buffer(to)
+                self.buffer(to, stage)
             } else {
-                let like = self.buffers[at.index()].clone();
+                let row = self.row(stage);
+                let like = row.buffers[at.index()].clone();
                 let (state, value, region) = (None, None, Region::Scratch);
-                self.push_buffer(Buffer { state, value, region, sharding: sharding.clone(), ..like })
+                row.push(Buffer { state, value, region, sharding: sharding.clone(), ..like })
             };
             if step.is_collective() {
-                let token = self.tokens;
-                self.tokens += 1;
-                self.emit(kind, Instruction::start(token, step.clone(), at, next));
-                self.emit(kind, Instruction::Wait { token });
+                let token = self.row(stage).token();
+                self.emit(site, Duty::Work, Instruction::start(token, step.clone(), at, next));
+                self.emit(site, Duty::Work, Instruction::Wait { token });
             } else {
-                self.emit(kind, Instruction::Local { step: step.clone(), from: at, to: next });
+                self.emit(site, Duty::Work, Instruction::Local { step: step.clone(), from: at, to: next });
             }
             at = next;
         }
         if steps.is_empty() {
-            self.of_value[to.index()] = Some(at);
+            self.at.insert((to, stage), at);
         }
     }
 }

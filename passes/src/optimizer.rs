@@ -25,6 +25,8 @@ pub(crate) fn run(graph: &mut Graph) {
     let adamw = graph.optimizer.take();
     let scatters = std::mem::take(&mut graph.scatters);
     let layers = layers(graph);
+    let gradients: Vec<(Name, Vec<Value>)> =
+        gradients.into_iter().map(|(name, v)| (name, by_stage(graph, v))).collect();
     let mut m = Model::resume(std::mem::take(graph), Part::Update);
     let sum = m.accumulate(&Tensor { value: loss.sum, dims: Vec::new() });
     let count = m.accumulate(&Tensor { value: loss.count, dims: Vec::new() });
@@ -39,8 +41,9 @@ pub(crate) fn run(graph: &mut Graph) {
     }
     *graph = m.finish().unwrap_or_else(|e| panic!("the optimizer's graph is wrong: {}", e[0]));
     if scatters {
-        let follow = |(name, v): &(Name, Value)| Some((*v, graph.state(&moment(name, FIRST))?.name.clone()));
-        graph.follows = gradients.iter().filter_map(follow).collect();
+        let parts = gradients.iter().flat_map(|(name, parts)| parts.iter().map(move |v| (name, *v)));
+        let follow = |(name, v): (&Name, Value)| Some((v, graph.state(&moment(name, FIRST))?.name.clone()));
+        graph.follows = parts.filter_map(follow).collect();
     }
     sum_at_once(graph);
 }
@@ -51,6 +54,22 @@ const SECOND: &str = "v";
 
 fn moment(parameter: &Name, suffix: &str) -> Name {
     format!("{parameter}.{suffix}").into()
+}
+
+/// What the stages of a pipeline contribute to a gradient, in their order: the gradient itself, if one stage has it all.
+fn by_stage(graph: &Graph, gradient: Value) -> Vec<Value> {
+    let maker = |v: Value| graph.nodes.iter().rev().find(|n| n.results.contains(&v));
+    let stage = |v: &Value| maker(*v).map_or(0, |n| graph.stage(n.mark));
+    match maker(gradient) {
+        Some(sum)
+            if sum.op == Op::Add
+                && sum.mark.part == Part::Weight
+                && sum.args.iter().any(|v| stage(v) != stage(&sum.args[0])) =>
+        {
+            sum.args.clone()
+        }
+        Some(_) | None => vec![gradient],
+    }
 }
 
 /// By value the layer of the node that makes it.
@@ -94,21 +113,30 @@ struct Shared {
     keep: Tensor,
 }
 
-fn update(m: &mut Model, a: &AdamW, gradients: &[(Name, Value)], inverse: &Tensor, layers: &[u32]) {
+fn update(m: &mut Model, a: &AdamW, gradients: &[(Name, Vec<Value>)], inverse: &Tensor, layers: &[u32]) {
     let step = m.step();
     let grads: Vec<(Name, Tensor)> = gradients
         .iter()
-        .map(|(name, v)| {
+        .map(|(name, parts)| {
             let dims = state_dims(m, name);
-            m.layer(layers[v.index()]);
-            let sum = m.accumulate(&Tensor { value: *v, dims });
+            let sums: Vec<Tensor> = parts
+                .iter()
+                .map(|v| {
+                    m.at_mark(layers[v.index()]);
+                    m.accumulate(&Tensor { value: *v, dims: dims.clone() })
+                })
+                .collect();
+            let sum = match &sums[..] {
+                [one] => one.clone(),
+                [] | [_, ..] => m.add(&sums.iter().collect::<Vec<_>>()),
+            };
             // Only for the tap: norm and update take the sum, so that nothing as large is kept.
             let mean = m.mul(&[&sum, inverse]);
             m.tap(&format!("grad.{name}"), &mean);
             (name.clone(), sum)
         })
         .collect();
-    m.layer(0);
+    m.at_mark(0);
     let squares: Vec<Tensor> = grads.iter().map(|(_, g)| m.einsum("", &[g, g])).collect();
     let square = m.add(&squares.iter().collect::<Vec<_>>());
     let norm = m.unary(Unary::Sqrt, &square);
@@ -123,11 +151,11 @@ fn update(m: &mut Model, a: &AdamW, gradients: &[(Name, Value)], inverse: &Tenso
         m.mul(&[&clip, inverse])
     });
     let shared = shared(m, a, &step, factor);
-    for ((name, gradient), (_, v)) in grads.iter().zip(gradients) {
-        m.layer(layers[v.index()]);
+    for ((name, gradient), (_, parts)) in grads.iter().zip(gradients) {
+        m.at_mark(parts.first().map_or(0, |v| layers[v.index()]));
         adamw(m, a, name, gradient, &shared);
     }
-    m.layer(0);
+    m.at_mark(0);
     let one = m.constant(1.0, DType::I32);
     let next = m.add(&[&step, &one]);
     m.assign("step", &next);

@@ -17,24 +17,25 @@
 
 use std::collections::HashSet;
 
+use ir::Mesh;
 use ir::program::{BufferId, Instruction, Program, Region, Stage, Transfer};
 
 use crate::sky::Sky;
-use crate::uses::{Made, following};
+use crate::uses::{Made, between_stages, following};
 
 pub(crate) fn run(program: &mut Program) {
     for stage in &mut program.stages {
         for s in 0..stage.segments.len() {
             let all = std::mem::take(&mut stage.segments[s].instructions);
-            let all = started_early(all, stage);
-            stage.segments[s].instructions = waited_late(all);
+            let all = started_early(all, stage, &program.mesh);
+            stage.segments[s].instructions = waited_late(all, &program.mesh);
         }
     }
 }
 
 /// Each start moved up: to behind what makes what it reads and what still needs the place that it writes. What is ready
 /// first is then sent first.
-fn started_early(all: Vec<Instruction>, stage: &Stage) -> Vec<Instruction> {
+fn started_early(all: Vec<Instruction>, stage: &Stage, mesh: &Mesh) -> Vec<Instruction> {
     let kept = |p: &Transfer| stage.buffers[p.from.index()].region == Region::State;
     let made = Made::of(&all);
     let mut out: Vec<Instruction> = Vec::with_capacity(all.len());
@@ -56,7 +57,8 @@ fn started_early(all: Vec<Instruction>, stage: &Stage) -> Vec<Instruction> {
             let (reads, writes) = &uses[at];
             // The wait of the gather before is no use of it, but it starts first.
             let other = out[at].started().is_some() && any(writes, &ahead);
-            any(writes, &from) || any(reads, &to) || any(writes, &to) || other
+            let order = between_stages(&instruction, mesh) && between_stages(&out[at], mesh);
+            any(writes, &from) || any(reads, &to) || any(writes, &to) || other || order
         };
         let mut at = out.len();
         let mut used = None;
@@ -73,8 +75,8 @@ fn started_early(all: Vec<Instruction>, stage: &Stage) -> Vec<Instruction> {
 }
 
 /// Each wait moved down: to before what uses what its collective makes, or writes what it reads.
-fn waited_late(all: Vec<Instruction>) -> Vec<Instruction> {
-    let following: HashSet<usize> = following(&all);
+fn waited_late(all: Vec<Instruction>, mesh: &Mesh) -> Vec<Instruction> {
+    let following: HashSet<usize> = following(&all, mesh);
     let mut sky = Sky::default();
     for (i, instruction) in all.into_iter().enumerate() {
         if !matches!(instruction, Instruction::Wait { .. }) {

@@ -51,7 +51,7 @@ fn place(stage: &mut Stage, mesh: &Mesh) {
     for (size, region) in sizes.iter_mut().zip(Region::ALL) {
         *size = match region {
             Region::State => state,
-            Region::Step | Region::Slot | Region::Scratch => fill(&blocks, region, &mut offsets),
+            Region::Step | Region::Slot | Region::Scratch => fill(stage, &blocks, region, &mut offsets),
         };
     }
     for i in 0..stage.buffers.len() {
@@ -75,12 +75,12 @@ fn states(buffers: &[Buffer], mesh: &Mesh, offsets: &mut [Option<usize>]) -> usi
 
 type Life = Option<(usize, usize, usize)>;
 
-/// For each buffer the first and last instruction that uses it, counted through all segments in the order of their
-/// first calls, and its segment. A collective uses its buffers until its wait.
+/// For each buffer the first and last instruction that uses it, counted through all segments in the order in which a
+/// micro-batch goes through those of a stage, and its segment. A collective uses its buffers until its wait.
 fn lives(stage: &Stage) -> Vec<Life> {
     let mut lives: Vec<Life> = vec![None; stage.buffers.len()];
     let mut at = 0;
-    for s in order(stage) {
+    for s in 0..stage.segments.len() {
         let mut open: HashMap<u32, Vec<BufferId>> = HashMap::new();
         for instruction in &stage.segments[s].instructions {
             let mut used = instruction.reads();
@@ -99,17 +99,6 @@ fn lives(stage: &Stage) -> Vec<Life> {
         }
     }
     lives
-}
-
-/// The segments in the order of their first calls.
-fn order(stage: &Stage) -> Vec<usize> {
-    let mut order: Vec<usize> = Vec::new();
-    for s in stage.calls.iter().map(|c| c.segment).chain(0..stage.segments.len()) {
-        if !order.contains(&s) {
-            order.push(s);
-        }
-    }
-    order
 }
 
 /// Joins the block of a result to that of an operand that dies where it is made, where the kernel allows it. Returns the
@@ -181,9 +170,7 @@ fn share(
 /// step.
 fn settled(stage: &Stage, s: usize) -> bool {
     let own: Vec<usize> = (0..stage.calls.len()).filter(|c| stage.calls[*c].segment == s).collect();
-    let order = order(stage);
-    let place = |s: usize| order.iter().position(|o| *o == s);
-    let later = |at: usize| stage.calls[at + 1..].iter().all(|c| place(c.segment) > place(s));
+    let later = |at: usize| stage.calls[at + 1..].iter().all(|c| c.segment > s);
     matches!(own[..], [at] if later(at))
 }
 
@@ -208,13 +195,17 @@ fn in_place(instruction: &Instruction) -> Vec<(BufferId, BufferId)> {
         | Instruction::Local { .. }
         | Instruction::Wait { .. }
         | Instruction::Assign { .. }
+        | Instruction::Send { .. }
+        | Instruction::Sent { .. }
+        | Instruction::Receive { .. }
+        | Instruction::Received { .. }
         | Instruction::Tap { .. } => Vec::new(),
     }
 }
 
 /// Places the blocks of a region, the largest first, each at the lowest offset that is free while it lives. Returns the
 /// size of the region.
-fn fill(blocks: &[Option<Block>], region: Region, offsets: &mut [Option<usize>]) -> usize {
+fn fill(stage: &Stage, blocks: &[Option<Block>], region: Region, offsets: &mut [Option<usize>]) -> usize {
     let mut ids: Vec<usize> =
         (0..blocks.len()).filter(|i| blocks[*i].is_some_and(|b| b.region == region)).collect();
     ids.sort_by_key(|i| (std::cmp::Reverse(blocks[*i].map_or(0, |b| b.bytes)), *i));
@@ -222,12 +213,14 @@ fn fill(blocks: &[Option<Block>], region: Region, offsets: &mut [Option<usize>])
     let mut size = 0;
     for i in ids {
         let Some(block) = blocks[i] else { continue };
-        // Scratch of one segment is free for the next, whatever their order.
-        let together = |o: &Block| {
-            (region != Region::Scratch || o.segment == block.segment)
-                && o.first <= block.last
-                && block.first <= o.last
+        // Scratch of one segment is free for the next, whatever their order; a slot is that of one stage at a time.
+        let stage_of = |b: &Block| stage.segments[b.segment].stage;
+        let apart = |o: &Block| match region {
+            Region::Scratch => o.segment != block.segment,
+            Region::Slot => stage_of(o) != stage_of(&block),
+            Region::State | Region::Step => false,
         };
+        let together = |o: &Block| !apart(o) && o.first <= block.last && block.first <= o.last;
         let mut busy: Vec<(usize, usize)> =
             placed.iter().filter(|(_, o)| together(o)).map(|(at, o)| (*at, at + o.bytes)).collect();
         busy.sort_unstable();

@@ -46,7 +46,8 @@ fn within_attention(graph: &Graph) -> Vec<bool> {
 /// By value whether only its own layer uses it, and it costs no lookup in a parameter.
 fn within_layers(graph: &Graph) -> Vec<bool> {
     let forward = |n: &&Node| n.mark.part == Part::Forward;
-    let last = graph.nodes.iter().filter(forward).map(|n| n.mark.layer).max().unwrap_or(0);
+    let deepest = graph.nodes.iter().filter(forward).map(|n| n.mark.layer).max().unwrap_or(0);
+    let last = if graph.layers > 0 { graph.layers } else { deepest };
     let mut again = by_value(graph, &|n| n.mark.layer < last && n.op != Op::Gather);
     let makers = graph.makers();
     for node in graph.nodes.iter().filter(forward) {

@@ -2,8 +2,8 @@
 
 use std::collections::{HashMap, HashSet};
 
-use ir::Reduce;
 use ir::program::{BufferId, Instruction};
+use ir::{Mesh, Reduce};
 
 /// What the collectives of a segment make, by token.
 pub(crate) struct Made(HashMap<u32, Vec<BufferId>>);
@@ -24,11 +24,17 @@ impl Made {
     }
 }
 
+/// Whether it starts a collective of several stages of a pipeline.
+pub(crate) fn between_stages(instruction: &Instruction, mesh: &Mesh) -> bool {
+    let axis = mesh.pipeline();
+    instruction.transfers().iter().any(|t| t.step.axes().iter().any(|a| Some(*a) == axis))
+}
+
 /// What only follows from reductions, and may as well come later in its segment whatever the rest of it does: a gradient's
 /// next collective, its slice, its addition to a sum over micro-batches. All that touches what these write, or writes what
-/// they read, follows too.
-pub(crate) fn following(all: &[Instruction]) -> HashSet<usize> {
-    let free = free(all);
+/// they read, follows too. What stages of a pipeline do together keeps its order, which is the same in all of them.
+pub(crate) fn following(all: &[Instruction], mesh: &Mesh) -> HashSet<usize> {
+    let free = free(all, mesh);
     let mut found = HashSet::new();
     let (mut reached, mut read): (HashSet<BufferId>, HashSet<BufferId>) = Default::default();
     for (i, instruction) in all.iter().enumerate().filter(|(i, _)| free.contains(i)) {
@@ -49,14 +55,16 @@ pub(crate) fn following(all: &[Instruction]) -> HashSet<usize> {
 
 /// The launches, local moves and starts after which nothing that does not move touches what they write, or writes what they
 /// read.
-fn free(all: &[Instruction]) -> HashSet<usize> {
+fn free(all: &[Instruction], mesh: &Mesh) -> HashSet<usize> {
     let made = Made::of(all);
     // Of what stands behind and does not move.
     let (mut touched, mut written): (HashSet<BufferId>, HashSet<BufferId>) = Default::default();
     let mut found = HashSet::new();
     for (i, instruction) in all.iter().enumerate().rev() {
         let (reads, writes) = (instruction.reads(), instruction.writes());
-        let free = !writes.iter().any(|b| touched.contains(b)) && !reads.iter().any(|b| written.contains(b));
+        let free = !writes.iter().any(|b| touched.contains(b))
+            && !reads.iter().any(|b| written.contains(b))
+            && !between_stages(instruction, mesh);
         match instruction {
             // It goes with its start.
             Instruction::Wait { .. } => continue,
@@ -69,6 +77,10 @@ fn free(all: &[Instruction]) -> HashSet<usize> {
             | Instruction::Start { .. }
             | Instruction::Feed { .. }
             | Instruction::Assign { .. }
+            | Instruction::Send { .. }
+            | Instruction::Sent { .. }
+            | Instruction::Receive { .. }
+            | Instruction::Received { .. }
             | Instruction::Tap { .. } => {}
         }
         let (reads, writes) = made.uses(instruction);

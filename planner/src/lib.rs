@@ -15,6 +15,7 @@ pub mod planfile;
 pub mod render;
 pub mod rules;
 pub mod schedules;
+pub mod stages;
 mod timeline;
 pub mod units;
 pub mod zero;

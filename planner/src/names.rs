@@ -42,7 +42,12 @@ pub fn name(graph: &Graph, makers: &[usize], value: Value) -> String {
     {
         return of;
     }
-    format!("layer {} {what}", node.mark.layer)
+    match (graph.layers, node.mark.layer) {
+        (0, layer) => format!("layer {layer} {what}"),
+        (layers, mark) if (1..=layers).contains(&mark) => format!("layer {} {what}", mark - 1),
+        (_, 0) => format!("embedding {what}"),
+        (_, _) => format!("head {what}"),
+    }
 }
 
 /// The tap that a scalar of the update leads to.

@@ -460,6 +460,10 @@ pub fn contract_flops(program: &Program) -> f64 {
         | Instruction::Start { .. }
         | Instruction::Wait { .. }
         | Instruction::Assign { .. }
+        | Instruction::Send { .. }
+        | Instruction::Sent { .. }
+        | Instruction::Receive { .. }
+        | Instruction::Received { .. }
         | Instruction::Tap { .. } => 0.0,
     };
     each_segment(program).map(|(_, _, s, n)| n as f64 * s.instructions.iter().map(of).sum::<f64>()).sum()

@@ -25,6 +25,10 @@ pub fn computing(stage: &Stage, instruction: &Instruction, mesh: &Mesh, cluster:
         Instruction::Feed { .. }
         | Instruction::Start { .. }
         | Instruction::Wait { .. }
+        | Instruction::Send { .. }
+        | Instruction::Sent { .. }
+        | Instruction::Receive { .. }
+        | Instruction::Received { .. }
         | Instruction::Tap { .. } => 0.0,
     }
 }
@@ -50,6 +54,10 @@ pub fn exposed(stage: &Stage, segment: &Segment, mesh: &Mesh, cluster: &Cluster)
             | Instruction::Launch { .. }
             | Instruction::Local { .. }
             | Instruction::Assign { .. }
+            | Instruction::Send { .. }
+            | Instruction::Sent { .. }
+            | Instruction::Receive { .. }
+            | Instruction::Received { .. }
             | Instruction::Tap { .. } => now += computing(stage, instruction, mesh, cluster),
         }
     }

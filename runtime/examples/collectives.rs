@@ -9,13 +9,13 @@ use meshc_runtime::local::{Local, Taps};
 /// `times` all_reduces of `elements`, one after the other.
 fn program(elements: usize, times: usize) -> String {
     let bytes = (elements * 4).next_multiple_of(64);
-    let calls = "call O once slot 0\n".repeat(times);
+    let calls = "call 0O once slot 0\n".repeat(times);
     format!(
         "program mesh dp=8 microbatches 1
          stage 0 slots 1 sizes 0 0 0 {}
          b0 = f32 {elements} @ [_] partial(dp) scratch+0
          b1 = f32 {elements} @ [_] scratch+{bytes}
-         segment O
+         segment 0O
            t0 = start all_reduce(dp) b0 -> b1
            wait t0
          {calls}",

@@ -412,7 +412,7 @@ fn every_place_of_dropout_draws_by_its_own_name() {
         let names: Vec<String> = graph.nodes.iter().filter_map(name).collect();
         let distinct: BTreeSet<&String> = names.iter().collect();
         assert_eq!(distinct.len(), names.len(), "{names:?}");
-        let layers = graph.nodes.iter().map(|n| n.mark.layer).max().unwrap_or(0) as usize + 1;
+        let layers = graph.layers as usize;
         assert_eq!(names.len(), each.len() * layers + usize::from(once.is_some()), "{names:?}");
         assert!(once.is_none_or(|once| names.iter().any(|n| n == once)), "{names:?}");
         for place in each {

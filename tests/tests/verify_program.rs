@@ -36,10 +36,15 @@ fn rule(fault: &ProgramFault) -> &'static str {
         ProgramFault::Partial(..) => "partial",
         ProgramFault::Missing(..) => "missing",
         ProgramFault::Call(..) => "call",
+        ProgramFault::BeingSent(_) => "being sent",
+        ProgramFault::NoPeer(_) => "no peer",
+        ProgramFault::Elsewhere(..) => "elsewhere",
+        ProgramFault::OtherEnd(_) => "other end",
+        ProgramFault::Rows(..) => "rows",
     }
 }
 
-const RULES: [&str; 24] = [
+const RULES: [&str; 29] = [
     "operands",
     "type",
     "extent",
@@ -64,6 +69,11 @@ const RULES: [&str; 24] = [
     "partial",
     "missing",
     "call",
+    "being sent",
+    "no peer",
+    "elsewhere",
+    "other end",
+    "rows",
 ];
 
 /// What the comments `; error: ...` of a text say, each at the place of its line: the stage for a buffer, the segment
@@ -71,16 +81,23 @@ const RULES: [&str; 24] = [
 fn expected(text: &str) -> BTreeSet<String> {
     let mut all = BTreeSet::new();
     let (mut segment, mut instruction, mut calls, mut in_map) = (String::new(), 0, 0, false);
+    let mut stage = String::new();
     for line in text.lines() {
         let mut parts = line.split("; error: ");
         let head = parts.next().unwrap_or("").trim();
-        let mut at = "stage 0".to_string();
-        if let Some(letter) = head.strip_prefix("segment ") {
-            segment = format!("stage 0, segment {letter}");
+        let mut at = stage.clone();
+        if head.starts_with("program ") {
+            at = "program".to_string();
+        } else if let Some(number) = head.strip_prefix("stage ").and_then(|rest| rest.split(' ').next()) {
+            stage = format!("stage {number}");
+            (segment, calls) = (String::new(), 0);
+            at.clone_from(&stage);
+        } else if let Some(letter) = head.strip_prefix("segment ") {
+            segment = format!("{stage}, segment {letter}");
             instruction = 0;
             at.clone_from(&segment);
         } else if head.starts_with("call ") {
-            at = format!("stage 0, call {calls}");
+            at = format!("{stage}, call {calls}");
             calls += 1;
         } else if !segment.is_empty() && !head.is_empty() {
             at = format!("{segment}, instruction {instruction}");
@@ -111,19 +128,19 @@ type Change = fn(&mut Program);
 const UNWRITABLE: &[(Change, &str)] = &[
     (
         |p| step(p, 1, Step::Row(Reduce::Top, 0)),
-        "stage 0, segment F, instruction 1: step 1 combines single numbers by merging pairs",
+        "stage 0, segment 0F, instruction 1: step 1 combines single numbers by merging pairs",
     ),
     (
         |p| step(p, 1, Step::Iota(7)),
-        "stage 0, segment F, instruction 1: step 1 names loop 7, which is not defined before it",
+        "stage 0, segment 0F, instruction 1: step 1 names loop 7, which is not defined before it",
     ),
     (
         |p| step(p, 1, Step::Load { read: 0, access: vec![vec![7]] }),
-        "stage 0, segment F, instruction 1: step 0 names loop 7, which is not defined before it",
+        "stage 0, segment 0F, instruction 1: step 0 names loop 7, which is not defined before it",
     ),
     (
         |p| step(p, 1, Step::Load { read: 3, access: vec![vec![0]] }),
-        "stage 0, segment F, instruction 1: the kernel has 1 operands, the launch gives 0",
+        "stage 0, segment 0F, instruction 1: the kernel has 1 operands, the launch gives 0",
     ),
     (
         |p| p.stages[0].calls[0].segment = 4,
@@ -144,14 +161,14 @@ input a : f32 [a=4]
 stage 0 slots 1 sizes 0 0 0 128
 b0 = f32 4 @ [_] scratch+0
 b1 = f32 4 @ [_] scratch+64
-segment F
+segment 0F
   feed a -> b0
   launch b0 -> b1 map [ | a=4] (f32) -> (f32) {
     r0 = load 0 [a]
     r1 = exp r0
     store 0 [a] r0
   }
-call F 0 slot 0
+call 0F 0 slot 0
 ";
 
 /// Another step in the place of one of the map.

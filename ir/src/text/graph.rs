@@ -55,6 +55,13 @@ impl fmt::Display for ShardedGraph {
 }
 
 fn write_tables(graph: &Graph, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    if graph.layers > 0 {
+        writeln!(f, "layers {}", graph.layers)?;
+    }
+    if !graph.stages.is_empty() {
+        let stages: Vec<String> = graph.stages.iter().map(ToString::to_string).collect();
+        writeln!(f, "stages {}", stages.join(" "))?;
+    }
     graph.inputs.iter().try_for_each(|i| writeln!(f, "{}", tables::show_input(i)))?;
     graph.states.iter().try_for_each(|s| writeln!(f, "{}", tables::show_state(s)))?;
     if graph.dump {
@@ -247,6 +254,16 @@ impl Read {
             "schedule" => {
                 let row = rest.split_whitespace().map(str::parse).collect::<Result<_, _>>()?;
                 self.decisions.schedule.rows.push(row);
+            }
+            "layers" => {
+                self.graph.layers = rest.parse().map_err(|_| format!("`{rest}` is no number of layers"))?;
+            }
+            "stages" => {
+                let stage = |s: &str| s.parse().map_err(|_| format!("`{s}` is no stage"));
+                self.graph.stages = rest.split_whitespace().map(stage).collect::<Result<_, _>>()?;
+                if !self.graph.stages.is_sorted() {
+                    return Err("stages ascend with the depth of the model".to_string());
+                }
             }
             "input" => self.graph.inputs.push(tables::parse_input(rest)?),
             "state" => self.graph.states.push(tables::parse_state(rest)?),

@@ -5,7 +5,7 @@
 //! stage 0 slots 1 sizes 1024 64 512 0
 //! b0 = f32 101x32 @ [tp, _] state+0 of wte
 //! b3 = f32 8x32x32 @ [dp, _, _] scratch+64 for v7
-//! segment F
+//! segment 0F
 //!   feed inputs -> b1
 //!   launch b0, b1 -> b3 map [b=8/dp, s=32 | d=32] looked [v=101/tp] (f32, i32) -> (f32) {
 //!     r0 = load 1 [b, s]
@@ -13,7 +13,7 @@
 //!   }
 //!   t0 = start all_reduce(tp) b3 -> b4
 //!   wait t0
-//! call F 0 slot 0
+//! call 0F 0 slot 0
 //! ```
 
 use std::fmt;
@@ -21,7 +21,9 @@ use std::fmt;
 use super::scan::{Scan, parse_shape, show_shape};
 use super::{ParseError, code, kernel, tables};
 use crate::kernel::{Body, Kernel};
-use crate::program::{Buffer, BufferId, Call, Instruction, Program, Region, Segment, Stage, Transfer};
+use crate::program::{
+    Buffer, BufferId, Call, Duty, Instruction, Message, Program, Region, Segment, Stage, Transfer,
+};
 use crate::schedule::Kind;
 use crate::{Mesh, Move, Sharding, Value};
 
@@ -29,6 +31,10 @@ impl fmt::Display for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let buckets = self.bucket_bytes.map_or(String::new(), |n| format!(" buckets {n}"));
         writeln!(f, "program mesh {} microbatches {}{buckets}", self.mesh, self.microbatches)?;
+        if self.homes.len() > 1 {
+            let homes: Vec<String> = self.homes.iter().map(ToString::to_string).collect();
+            writeln!(f, "homes {}", homes.join(" "))?;
+        }
         self.inputs.iter().try_for_each(|i| writeln!(f, "{}", tables::show_input(i)))?;
         self.states.iter().try_for_each(|s| writeln!(f, "{}", tables::show_state(s)))?;
         for (i, stage) in self.stages.iter().enumerate() {
@@ -71,6 +77,10 @@ fn list(of: &[BufferId]) -> String {
     of.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
+fn show_message(m: &Message) -> String {
+    format!("{} {} -> {}", m.value, m.from, m.to)
+}
+
 /// An instruction as text; the steps of a launch are further lines.
 pub(crate) fn show_instruction(instruction: &Instruction, mesh: &Mesh) -> String {
     match instruction {
@@ -85,6 +95,14 @@ pub(crate) fn show_instruction(instruction: &Instruction, mesh: &Mesh) -> String
             format!("t{token} = start {}", parts.iter().map(part).collect::<Vec<_>>().join(" + "))
         }
         Instruction::Wait { token } => format!("wait t{token}"),
+        Instruction::Send { token, message, from } => {
+            format!("t{token} = send {} {from}", show_message(message))
+        }
+        Instruction::Sent { token, from } => format!("sent t{token} {from}"),
+        Instruction::Receive { token, message, to } => {
+            format!("t{token} = receive {} {to}", show_message(message))
+        }
+        Instruction::Received { token, to } => format!("received t{token} {to}"),
         Instruction::Assign { from, to } => format!("assign {from} -> {to}"),
         Instruction::Tap { name, from } => format!("tap {name} {from}"),
     }
@@ -128,6 +146,10 @@ fn read_line(program: &mut Program, open: &mut Option<Instruction>, line: &str) 
         program.mesh = Mesh::parse(scan.until("microbatches")?).map_err(|e| e.to_string())?;
         program.microbatches = scan.number()?;
         program.bucket_bytes = if scan.eat("buckets") { Some(scan.number()?) } else { None };
+        program.homes = vec![0];
+    } else if scan.eat("homes ") {
+        let home = |s: &str| s.parse().map_err(|_| format!("`{s}` is no row"));
+        program.homes = scan.rest().split_whitespace().map(home).collect::<Result<_, _>>()?;
     } else if scan.eat("input ") {
         program.inputs.push(tables::parse_input(scan.rest())?);
     } else if scan.eat("state ") {
@@ -142,17 +164,15 @@ fn read_line(program: &mut Program, open: &mut Option<Instruction>, line: &str) 
         program.stages.push(Stage { slots, sizes, ..Stage::default() });
     } else if scan.eat("segment ") {
         let name = scan.rest().trim();
-        let letter = name.trim_end_matches('\'');
-        let kind = Kind::ALL.into_iter().find(|k| k.letter().to_string() == letter);
-        let kind = kind.ok_or_else(|| format!("`{letter}` is no kind of segment"))?;
+        let (of, kind, duty) = parse_segment(name.trim_end_matches('\''))?;
         let stage = stage(program)?;
-        stage.segments.push(Segment { kind, instructions: Vec::new() });
+        stage.segments.push(Segment { stage: of, kind, duty, instructions: Vec::new() });
         let own = stage.name_of(stage.segments.len() - 1);
         if own != name {
             return Err(format!("segment `{name}` stands where `{own}` is next"));
         }
     } else if scan.eat("call ") {
-        let (name, rest) = scan.rest().split_once(' ').ok_or("a call reads `call F 0 slot 0`")?;
+        let (name, rest) = scan.rest().split_once(' ').ok_or("a call reads `call 0F 0 slot 0`")?;
         scan = Scan::new(rest);
         let stage = stage(program)?;
         let segment = (0..stage.segments.len()).find(|s| stage.name_of(*s) == name);
@@ -181,6 +201,16 @@ fn read_line(program: &mut Program, open: &mut Option<Instruction>, line: &str) 
     Ok(())
 }
 
+/// Reads `1F.post`: virtual stage, kind and duty.
+fn parse_segment(name: &str) -> Result<(usize, Kind, Duty), String> {
+    let wrong = || format!("`{name}` is no segment: one is called 0F, 1B.post or 1F.clear");
+    let duty = Duty::ALL.into_iter().rev().find(|d| name.ends_with(d.suffix())).ok_or_else(wrong)?;
+    let action = name.strip_suffix(duty.suffix()).unwrap_or(name);
+    let (stage, letter) = action.split_at(action.len().saturating_sub(1));
+    let kind = Kind::ALL.into_iter().find(|k| k.letter().to_string() == letter).ok_or_else(wrong)?;
+    Ok((stage.parse().map_err(|_| wrong())?, kind, duty))
+}
+
 fn stage(program: &mut Program) -> Result<&mut Stage, String> {
     program.stages.last_mut().ok_or_else(|| "expected `stage 0 ...` first".to_string())
 }
@@ -191,7 +221,7 @@ fn push(program: &mut Program, instruction: Instruction) -> Result<(), String> {
     if let Some(b) = instruction.reads().iter().chain(&instruction.writes()).find(|b| b.index() >= known) {
         return Err(format!("there is no buffer {b}"));
     }
-    let segment = stage.segments.last_mut().ok_or("expected `segment F` first")?;
+    let segment = stage.segments.last_mut().ok_or("expected `segment 0F` first")?;
     segment.instructions.push(instruction);
     Ok(())
 }
@@ -255,6 +285,16 @@ fn parse_short(scan: &mut Scan, mesh: &Mesh) -> Result<Instruction, String> {
     if scan.eat("wait ") {
         return Ok(Instruction::Wait { token: scan.id("t")? as u32 });
     }
+    for (word, arrives) in [("sent ", false), ("received ", true)] {
+        if scan.eat(word) {
+            let token = scan.id("t")? as u32;
+            let buffer = one(ids(scan.rest())?)?;
+            return Ok(match arrives {
+                false => Instruction::Sent { token, from: buffer },
+                true => Instruction::Received { token, to: buffer },
+            });
+        }
+    }
     if scan.eat("assign ") {
         let (from, to) = ids_before_arrow(scan.rest())?;
         return Ok(Instruction::Assign { from: one(from)?, to: one(ids(to)?)? });
@@ -268,6 +308,14 @@ fn parse_short(scan: &mut Scan, mesh: &Mesh) -> Result<Instruction, String> {
     } else {
         let token: usize = scan.id("t").map_err(|_| format!("`{}` is no instruction", scan.rest()))?;
         scan.expect("=")?;
+        if scan.eat("send ") {
+            let (message, from) = parse_message(scan)?;
+            return Ok(Instruction::Send { token: token as u32, message, from });
+        }
+        if scan.eat("receive ") {
+            let (message, to) = parse_message(scan)?;
+            return Ok(Instruction::Receive { token: token as u32, message, to });
+        }
         scan.expect("start ")?;
         Some(token as u32)
     };
@@ -280,6 +328,15 @@ fn parse_short(scan: &mut Scan, mesh: &Mesh) -> Result<Instruction, String> {
             Ok(Instruction::Start { token, parts })
         }
     }
+}
+
+/// Reads `v3 0 -> 1 b5`.
+fn parse_message(scan: &mut Scan) -> Result<(Message, BufferId), String> {
+    let value = Value(scan.id("v")? as u32);
+    let from = scan.number()?;
+    scan.expect("->")?;
+    let to = scan.number()?;
+    Ok((Message { value, from, to }, one(ids(scan.rest())?)?))
 }
 
 /// Reads `all_reduce(dp) b1 -> b2`.

@@ -117,7 +117,7 @@ fn given(sharded: &ShardedGraph) -> FxHashMap<Name, Sharding> {
 fn axes(sharded: &ShardedGraph) -> Vec<Vec<Axis>> {
     let mesh = &sharded.mesh;
     let all: Vec<Vec<Axis>> =
-        mesh.outer().into_iter().map(|(_, of)| of).filter(|of| mesh.pieces(of) > 1).collect();
+        mesh.outer().into_iter().map(|(_, of)| of).filter(|of| of.iter().any(|a| mesh.splits(*a))).collect();
     let (data, free): (Vec<_>, Vec<_>) = all.iter().cloned().partition(|of| space::is_data(mesh, of[0]));
     let most = match free.len() {
         0 | 1 => usize::MAX,

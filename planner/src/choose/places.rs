@@ -24,7 +24,7 @@ pub fn of(sharded: &ShardedGraph, state: &State) -> Vec<Sharding> {
         Role::Step => return vec![mine],
     };
     let tensor: Vec<Axis> = sharded.mesh.find("tp").unwrap_or_default();
-    let tensor: Vec<Axis> = tensor.into_iter().filter(|a| sharded.mesh.size(*a) > 1).collect();
+    let tensor: Vec<Axis> = tensor.into_iter().filter(|a| sharded.mesh.splits(*a)).collect();
     let first = given(sharded, &parameter.name);
     if !sharded.decisions.free.contains(&parameter.name) || !first.axes().any(|a| tensor.contains(&a)) {
         return vec![mine];

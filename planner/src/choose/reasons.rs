@@ -129,7 +129,7 @@ impl Why<'_> {
         if !way.strategy.pass.is_empty() {
             kinds.push("partial");
         }
-        let others = mesh.all().any(|a| mesh.size(a) > 1 && !is_data(mesh, a));
+        let others = mesh.all().any(|a| mesh.splits(a) && !is_data(mesh, a));
         if kinds.is_empty() {
             kinds.push(if others || way.strategy.split.iter().all(Vec::is_empty) {
                 "whole"

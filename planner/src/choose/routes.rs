@@ -244,7 +244,7 @@ fn position(sharding: &Sharding, axis: Axis) -> Position {
 /// there are too many.
 fn combined(shape: &[usize], of: &[Sharding], mesh: &Mesh) -> Option<Vec<Sharding>> {
     let mut out = vec![Sharding::replicated(shape.len())];
-    for axis in mesh.all().filter(|a| mesh.size(*a) > 1) {
+    for axis in mesh.all().filter(|a| mesh.splits(*a)) {
         let mut positions: Vec<Position> = of.iter().map(|s| position(s, axis)).collect();
         positions.push(Position::Nowhere);
         positions.sort();

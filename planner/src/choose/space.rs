@@ -393,7 +393,7 @@ impl<'a> Space<'a> {
         // A sum over micro-batches lies as what uses it does.
         let update = node.mark.part == Part::Update || node.op == Op::Accumulate;
         let of_axis = |axis: Axis| -> Vec<Row> {
-            if mesh.size(axis) == 1 {
+            if !mesh.splits(axis) {
                 return vec![Row::Nothing];
             }
             let class = |f: usize| self.classes.of_factor(i, f);

@@ -4,8 +4,8 @@
 use ir::schedule::{Action, Kind, Schedule};
 use rustc_hash::FxHashMap;
 
-use super::simulate::{Durations, Work, simulate};
-use super::stuck::Stuck;
+use ir::schedule::simulate::{Durations, Work, simulate};
+use ir::schedule::stuck::Stuck;
 
 /// What is wrong in a table.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

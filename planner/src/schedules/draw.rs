@@ -9,7 +9,7 @@
 
 use ir::schedule::Schedule;
 
-use super::simulate::Times;
+use ir::schedule::simulate::Times;
 
 /// How much longer than its labels alone a row may become where the shortest actions are much shorter than others.
 const STRETCH: f64 = 4.0;

@@ -4,8 +4,8 @@
 use ir::schedule::{Action, Kind, Schedule, loop_order};
 use serde::Serialize;
 
-use super::simulate::{Durations, Times, Work, simulate};
-use super::stuck::Stuck;
+use ir::schedule::simulate::{Durations, Times, Work, simulate};
+use ir::schedule::stuck::Stuck;
 
 /// The figures of a schedule, and its table, as `plan --format json` has them.
 #[derive(Clone, Debug, PartialEq, Serialize)]

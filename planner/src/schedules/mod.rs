@@ -19,8 +19,6 @@ mod looping;
 mod one_f_one_b;
 pub mod read;
 pub mod refused;
-pub mod simulate;
-pub mod stuck;
 #[cfg(test)]
 mod tests;
 mod zb_h1;

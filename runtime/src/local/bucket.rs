@@ -8,10 +8,10 @@ use super::collective::{Collective, Share};
 pub struct Moved {
     /// What is done.
     pub collective: Collective,
-    /// The piece before.
-    pub from: Place,
+    /// The piece before: of each member, or one place for all.
+    pub from: Vec<Place>,
     /// The piece after.
-    pub to: Place,
+    pub to: Vec<Place>,
 }
 
 /// What one group does in one call.
@@ -42,6 +42,6 @@ impl Bucket {
 
     /// The bytes that each member sends in the call.
     pub fn wire_bytes(&self) -> f64 {
-        self.moved.iter().map(|m| m.collective.wire_bytes()).fold(0.0, |a, b| a + b)
+        self.moved.iter().map(|m| m.collective.wire_bytes).fold(0.0, |a, b| a + b)
     }
 }

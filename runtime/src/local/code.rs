@@ -89,6 +89,24 @@ pub enum Op {
         /// What it does.
         bucket: Arc<Bucket>,
     },
+    /// Arrives at a message, to send or to receive it: that of the call's micro-batch.
+    Post {
+        /// Its place among what the segment starts.
+        token: usize,
+        /// Which channel, by place in [`Code::groups`].
+        group: usize,
+        /// 0 sends, 1 receives.
+        member: usize,
+        /// What goes over it.
+        bucket: Arc<Bucket>,
+    },
+    /// Waits until the message of the call's micro-batch is there, and helps.
+    Done {
+        /// Which channel.
+        group: usize,
+        /// What goes over it.
+        bucket: Arc<Bucket>,
+    },
     /// Hands a piece to the host.
     Tap {
         /// The tap, by place among those of the segment.
@@ -114,12 +132,14 @@ pub struct SegmentCode {
     pub kind: Kind,
     /// The ops, one an instruction.
     pub ops: Vec<Op>,
-    /// How many collectives it starts.
+    /// How many collectives and messages it starts.
     pub tokens: usize,
 }
 
 /// All that a rank does.
 pub struct RankCode {
+    /// In which row of the pipeline it is.
+    pub row: usize,
     /// The segments.
     pub segments: Vec<SegmentCode>,
     /// A step.

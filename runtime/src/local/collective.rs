@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use ir::{DType, Mesh, Move, Reduce};
+use ir::{Axis, DType, Mesh, Move, Reduce};
 
 use super::blocks::{Block, Region, elements};
 
@@ -43,8 +43,13 @@ pub struct Share {
 /// What one group does.
 #[derive(Clone, Debug)]
 pub struct Collective {
-    /// The move.
-    pub step: Move,
+    /// The field's name for it.
+    pub op: &'static str,
+    /// Over which axes.
+    pub axes: Vec<Axis>,
+    /// The bytes that each member sends, and receives, by the least that any algorithm needs: of a ring. A permutation
+    /// sends a whole piece, but for members whose piece stays.
+    pub wire_bytes: f64,
     /// The ranks, in order.
     pub members: Vec<usize>,
     /// Of the elements.
@@ -123,32 +128,66 @@ impl Collective {
             Some(Reduce::Top) => before[0].iter().rev().take(2).map(Range::len).product::<usize>().max(1),
             Some(Reduce::Sum | Reduce::Max) | None => 1,
         };
-        let size = (share_bytes / dtype.bytes() / unit).max(1) * unit;
-        let cut = |(part, p): (usize, &Part)| {
-            let n = p.block.elements();
-            let share = move |start| Share { part, start, end: n.min(start + size) };
-            (0..n).step_by(size).map(share).collect::<Vec<_>>()
-        };
-        let shares = parts.iter().enumerate().flat_map(cut).collect();
+        let shares = cut(&parts, share_bytes / dtype.bytes() / unit * unit, unit);
         let bytes = padded(step, before, after) * dtype.bytes();
         let written: usize = after.iter().map(|r| elements(r)).sum::<usize>() * dtype.bytes();
         let stream = written >= STREAM && n > 1;
-        let (step, members) = (step.clone(), members.to_vec());
-        Collective { step, members, dtype, reduce, unit, parts, shares, bytes, stream }
+        let (op, axes, members) = (step.name(), step.axes().to_vec(), members.to_vec());
+        let wire_bytes = wire_bytes(step, n, bytes);
+        Collective { op, axes, wire_bytes, members, dtype, reduce, unit, parts, shares, bytes, stream }
     }
 
-    /// The bytes that each member sends, and receives, by the least that any algorithm needs: of a ring. A permutation
-    /// sends a whole piece, but for members whose piece stays.
-    pub fn wire_bytes(&self) -> f64 {
-        let n = self.members.len() as f64;
-        let once = (n - 1.0) / n * self.bytes as f64;
-        match self.step {
-            Move::AllReduce { .. } => 2.0 * once,
-            Move::AllGather { .. } | Move::ReduceScatter { .. } | Move::AllToAll { .. } => once,
-            Move::Permute { .. } | Move::Broadcast { .. } if self.members.len() > 1 => self.bytes as f64,
-            Move::Permute { .. } | Move::Broadcast { .. } => 0.0,
-            Move::Slice { .. } | Move::ToPartial { .. } => 0.0,
+    /// Plans a message of a tensor's piece from the first member to the second, over the axis of a pipeline.
+    pub fn message(
+        axis: Option<Axis>,
+        members: &[usize],
+        dtype: DType,
+        piece: &Region,
+        share_bytes: usize,
+    ) -> Collective {
+        let block = Block::common(piece, piece);
+        let part = |block| Part { from: Who::One(0), to: Who::One(1), block };
+        let parts: Vec<Part> = block.map(part).into_iter().collect();
+        let shares = cut(&parts, share_bytes / dtype.bytes(), 1);
+        let bytes = elements(piece) * dtype.bytes();
+        let apart = members.first() != members.last();
+        Collective {
+            op: "send",
+            axes: axis.into_iter().collect(),
+            wire_bytes: if apart { bytes as f64 } else { 0.0 },
+            members: members.to_vec(),
+            dtype,
+            reduce: None,
+            unit: 1,
+            parts,
+            shares,
+            bytes,
+            stream: bytes >= STREAM,
         }
+    }
+}
+
+/// Parts in shares of so many elements, of which as many as `unit` belong together.
+fn cut(parts: &[Part], size: usize, unit: usize) -> Vec<Share> {
+    let size = size.max(unit);
+    let of = |(part, p): (usize, &Part)| {
+        let n = p.block.elements();
+        let share = move |start| Share { part, start, end: n.min(start + size) };
+        (0..n).step_by(size).map(share).collect::<Vec<_>>()
+    };
+    parts.iter().enumerate().flat_map(of).collect()
+}
+
+/// See [`Collective::wire_bytes`].
+fn wire_bytes(step: &Move, members: usize, bytes: usize) -> f64 {
+    let n = members as f64;
+    let once = (n - 1.0) / n * bytes as f64;
+    match step {
+        Move::AllReduce { .. } => 2.0 * once,
+        Move::AllGather { .. } | Move::ReduceScatter { .. } | Move::AllToAll { .. } => once,
+        Move::Permute { .. } | Move::Broadcast { .. } if members > 1 => bytes as f64,
+        Move::Permute { .. } | Move::Broadcast { .. } => 0.0,
+        Move::Slice { .. } | Move::ToPartial { .. } => 0.0,
     }
 }
 
@@ -189,7 +228,7 @@ mod tests {
             members.iter().map(region).collect()
         };
         let c = Collective::new(&step, &mesh, &members, DType::F32, &regions(&from), &regions(&to), SHARE);
-        (c.bytes, c.wire_bytes(), c.shares.len())
+        (c.bytes, c.wire_bytes, c.shares.len())
     }
 
     #[test]

@@ -9,9 +9,20 @@ use crate::cpu::KernelError;
 /// Why a program cannot be loaded, or why a step stopped.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// Pipelines need send and receive, which programs do not have yet.
-    #[error("the local backend runs a program of 1 stage, but this one has {0}")]
-    Stages(usize),
+    /// Another number of stages than rows of the pipeline.
+    #[error("the mesh has {rows} rows of a pipeline, but the program has {stages} stages")]
+    Stages {
+        /// Of the mesh.
+        rows: usize,
+        /// Of the program.
+        stages: usize,
+    },
+    /// What stages do together, but do not mean the same by.
+    #[error("between stages: {fault}")]
+    Between {
+        /// What was needed, and what is.
+        fault: String,
+    },
     /// `place` did not run.
     #[error("{0} has no offset: the buffers are placed before a program is loaded")]
     Unplaced(BufferId),

@@ -47,8 +47,8 @@ impl HostTensor {
 pub struct Taps {
     /// The taps whose tensors are put together; the others cost nothing.
     pub wanted: BTreeSet<Name>,
-    /// The tap that must be finite for the step to go on, as `loss`.
-    pub finite: Option<Name>,
+    /// The taps that must be finite for the step to go on, as `loss`.
+    pub finite: BTreeSet<Name>,
     found: BTreeMap<Name, Vec<Tensor<f32>>>,
 }
 
@@ -59,8 +59,9 @@ impl Taps {
     }
 
     /// The same, and this one must be finite.
-    pub fn finite(self, tap: &str) -> Taps {
-        Taps { finite: Some(tap.into()), ..self }
+    pub fn finite(mut self, tap: &str) -> Taps {
+        self.finite.insert(tap.into());
+        self
     }
 
     /// What the tap handed out last in the step.
@@ -87,9 +88,14 @@ impl Taps {
     }
 }
 
-/// Where each tap of each call goes.
+/// Where each tap of each call of each row of the pipeline goes.
 #[derive(Debug, Default)]
 pub struct TapTargets {
+    rows: Vec<RowTargets>,
+}
+
+#[derive(Debug, Default)]
+struct RowTargets {
     /// Where each call's targets begin.
     calls: Vec<usize>,
     targets: Vec<Option<*mut f32>>,
@@ -101,31 +107,39 @@ unsafe impl Send for TapTargets {}
 unsafe impl Sync for TapTargets {}
 
 impl TapTargets {
-    /// Tensors for all wanted taps of a step. Those of the last step are used again.
-    pub fn aim(&mut self, stage: &Stage, taps: &mut Taps) {
-        self.calls.clear();
-        self.targets.clear();
+    /// Tensors for all wanted taps of a step. Those of the last step are used again. Of what several rows tap, the first
+    /// hands it out.
+    pub fn aim(&mut self, stages: &[Stage], taps: &mut Taps) {
+        self.rows.resize_with(stages.len(), RowTargets::default);
         let Taps { wanted, found, .. } = taps;
         found.retain(|name, _| wanted.contains(name));
+        let mut owners: BTreeMap<&Name, usize> = BTreeMap::new();
         let mut count: BTreeMap<&Name, usize> = BTreeMap::new();
-        for call in &stage.calls {
-            self.calls.push(self.targets.len());
-            for instruction in &stage.segments[call.segment].instructions {
-                let Instruction::Tap { name, from } = instruction else { continue };
-                if !wanted.contains(name) {
-                    self.targets.push(None);
-                    continue;
+        for (r, (stage, row)) in stages.iter().zip(&mut self.rows).enumerate() {
+            row.calls.clear();
+            row.targets.clear();
+            for call in &stage.calls {
+                row.calls.push(row.targets.len());
+                for instruction in &stage.segments[call.segment].instructions {
+                    let Instruction::Tap { name, from } = instruction else { continue };
+                    if !wanted.contains(name) || *owners.entry(name).or_insert(r) != r {
+                        row.targets.push(None);
+                        continue;
+                    }
+                    let shape = &stage.buffers[from.index()].shape;
+                    let n = count.entry(name).or_default();
+                    // Of micro-batches in their order, whatever that of the calls.
+                    let place = call.microbatch.unwrap_or(*n);
+                    *n += 1;
+                    let all = found.entry(name.clone()).or_default();
+                    while all.len() <= place {
+                        all.push(Tensor::full(shape, 0.0));
+                    }
+                    if all[place].shape != *shape {
+                        all[place] = Tensor::full(shape, 0.0);
+                    }
+                    row.targets.push(Some(all[place].data.as_mut_ptr()));
                 }
-                let shape = &stage.buffers[from.index()].shape;
-                let n = count.entry(name).or_default();
-                let all = found.entry(name.clone()).or_default();
-                match all.get(*n) {
-                    Some(tensor) if tensor.shape == *shape => {}
-                    Some(_) => all[*n] = Tensor::full(shape, 0.0),
-                    None => all.push(Tensor::full(shape, 0.0)),
-                }
-                self.targets.push(Some(all[*n].data.as_mut_ptr()));
-                *n += 1;
             }
         }
         for (name, all) in found {
@@ -133,8 +147,9 @@ impl TapTargets {
         }
     }
 
-    /// Where the tap of a call goes, if it is wanted.
-    pub fn of(&self, call: usize, tap: usize) -> Option<*mut f32> {
-        self.targets.get(self.calls.get(call)? + tap).copied().flatten()
+    /// Where the tap of a call of a row goes, if it is wanted.
+    pub fn of(&self, row: usize, call: usize, tap: usize) -> Option<*mut f32> {
+        let row = self.rows.get(row)?;
+        row.targets.get(row.calls.get(call)? + tap).copied().flatten()
     }
 }

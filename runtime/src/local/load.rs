@@ -3,12 +3,14 @@
 //!
 //! That instructions do not touch the buffers of a collective in flight is left to the verifier of programs.
 
+mod between;
+
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
 
 use ir::kernel::{Body, Kernel, Step};
-use ir::program::{ALIGN, Buffer, BufferId, Instruction, Program, Region as Life, Stage, Transfer};
+use ir::program::{ALIGN, Buffer, BufferId, Instruction, Message, Program, Region as Life, Stage, Transfer};
 use ir::schedule::Kind;
 use ir::{Mesh, Move, Reduce, Sharding, extent};
 
@@ -17,15 +19,8 @@ use super::bucket::{Bucket, Moved};
 use super::code::{Code, Op, Place, RankCode, SegmentCode};
 use super::collective::Collective;
 use super::error::RunError;
+use super::message::{Channel, Channels, joins};
 use crate::cpu::{Compiled, compile, plain};
-
-/// The program's one stage.
-pub fn stage(program: &Program) -> Result<&Stage, RunError> {
-    match &program.stages[..] {
-        [stage] => Ok(stage),
-        stages => Err(RunError::Stages(stages.len())),
-    }
-}
 
 /// The global ranges of the piece of a tensor that the rank at `at` has.
 pub fn region(shape: &[usize], sharding: &Sharding, mesh: &Mesh, at: &[usize]) -> Region {
@@ -37,26 +32,38 @@ pub fn whole(shape: &[usize]) -> Region {
     shape.iter().map(|n| 0..*n).collect()
 }
 
-/// Whether the rank at `at` is the first of those that have the same piece.
-pub fn is_first(sharding: &Sharding, mesh: &Mesh, at: &[usize]) -> bool {
-    mesh.all().all(|axis| at[axis.index()] == 0 || sharding.dims.iter().any(|axes| axes.contains(&axis)))
+/// Whether the rank at `at` is the first of those of its row of a pipeline that have the same piece.
+fn is_first(sharding: &Sharding, mesh: &Mesh, at: &[usize]) -> bool {
+    let split = |axis| sharding.dims.iter().any(|axes| axes.contains(&axis));
+    mesh.all().all(|axis| at[axis.index()] == 0 || Some(axis) == mesh.pipeline() || split(axis))
 }
 
 /// Resolves a program, with collectives in shares of so many bytes.
 pub fn load(program: &Program, share_bytes: usize) -> Result<Code, RunError> {
-    let stage = stage(program)?;
-    check_buffers(program, stage)?;
-    check_calls(program, stage)?;
+    if program.stages.len() != program.mesh.rows() {
+        return Err(RunError::Stages { rows: program.mesh.rows(), stages: program.stages.len() });
+    }
+    for stage in &program.stages {
+        check_buffers(program, stage)?;
+        check_calls(program, stage)?;
+    }
     let mut loader = Loader {
         program,
-        stage,
+        stage: &program.stages[0],
+        row: 0,
+        channels: Channels::of(program)?,
         share_bytes,
         code: Code { ranks: Vec::new(), groups: Vec::new(), scratch: 0, operands: 0 },
         groups: HashMap::new(),
         kernels: HashMap::new(),
         buckets: HashMap::new(),
+        joined: 0,
+        messages: HashMap::new(),
     };
     for rank in 0..program.mesh.ranks() {
+        loader.joined = 0;
+        loader.row = program.mesh.row(rank);
+        loader.stage = &program.stages[loader.row];
         let rank_code = loader.rank(rank)?;
         loader.code.ranks.push(rank_code);
     }
@@ -105,14 +112,21 @@ fn check_calls(program: &Program, stage: &Stage) -> Result<(), RunError> {
 
 struct Loader<'a> {
     program: &'a Program,
+    /// That of the rank which is loaded, and its row of the pipeline.
     stage: &'a Stage,
+    row: usize,
+    channels: Channels,
     share_bytes: usize,
     code: Code,
     groups: HashMap<Vec<usize>, usize>,
     /// By kernel and the ranges of its loops.
     kernels: HashMap<(String, Vec<Range<usize>>), Arc<Compiled>>,
-    /// By segment, instruction and group.
-    buckets: HashMap<(usize, usize, usize), Arc<Bucket>>,
+    /// By row, segment, instruction and group; what rows do together by its place among that.
+    buckets: HashMap<([usize; 3], usize), Arc<Bucket>>,
+    /// How many collectives of several rows the rank has so far.
+    joined: usize,
+    /// By message and who sends it.
+    messages: HashMap<(Message, usize), Channel>,
 }
 
 /// Where an instruction stands, for messages.
@@ -172,6 +186,18 @@ impl Loader<'_> {
                     Instruction::Launch { kernel, reads, writes } => {
                         self.launch(spot, rank, kernel, reads, writes)?
                     }
+                    Instruction::Send { message, from, .. } => {
+                        let bucket = self.channel(spot, rank, *message, 0, *from)?;
+                        tokens += 1;
+                        bucket.post(tokens - 1, 0)
+                    }
+                    Instruction::Receive { message, to, .. } => {
+                        let bucket = self.channel(spot, rank, *message, 1, *to)?;
+                        tokens += 1;
+                        bucket.post(tokens - 1, 1)
+                    }
+                    Instruction::Sent { token, from } => self.waited(spot, rank, 0, *token, *from)?,
+                    Instruction::Received { token, to } => self.waited(spot, rank, 1, *token, *to)?,
                     Instruction::Local { step, from, to } => self.local(spot, rank, step, *from, *to)?,
                     Instruction::Assign { from, to } => self.assign(spot, rank, *from, *to)?,
                 });
@@ -181,7 +207,7 @@ impl Loader<'_> {
             }
             segments.push(SegmentCode { kind: segment.kind, ops, tokens });
         }
-        Ok(RankCode { segments, calls: self.stage.calls.clone() })
+        Ok(RankCode { row: self.row, segments, calls: self.stage.calls.clone() })
     }
 
     fn buffer(&self, id: BufferId) -> &Buffer {
@@ -194,8 +220,14 @@ impl Loader<'_> {
     }
 
     fn place(&self, id: BufferId) -> Place {
-        let per_slot = if self.buffer(id).region == Life::Slot { self.stage.sizes[2] } else { 0 };
-        Place { offset: self.stage.address(id, 0), per_slot }
+        self.place_in(self.row, id)
+    }
+
+    /// Where a buffer lies in the arenas of a row.
+    fn place_in(&self, row: usize, id: BufferId) -> Place {
+        let stage = &self.program.stages[row];
+        let per_slot = if stage.buffers[id.index()].region == Life::Slot { stage.sizes[2] } else { 0 };
+        Place { offset: stage.address(id, 0), per_slot }
     }
 
     /// The bytes that a rank's piece takes, in slot 0.
@@ -415,11 +447,22 @@ impl Loader<'_> {
             }
         };
         let member = members.iter().position(|r| *r == rank).unwrap_or(0);
-        let key = (spot.segment, spot.instruction, group);
+        let joint = joins(parts, mesh.pipeline()).then(|| {
+            self.joined += 1;
+            self.joined - 1
+        });
+        let key = match joint {
+            Some(place) => ([place, usize::MAX, usize::MAX], group),
+            None => ([self.row, spot.segment, spot.instruction], group),
+        };
         let bucket = match self.buckets.get(&key) {
             Some(known) => Arc::clone(known),
             None => {
-                let new = Arc::new(Bucket::new(parts.iter().map(|p| self.moved(p, &members)).collect()));
+                let moved = |i: usize| match joint {
+                    Some(place) => self.moved_together(place, i, &members),
+                    None => self.moved(&parts[i], &members),
+                };
+                let new = Arc::new(Bucket::new((0..parts.len()).map(moved).collect()));
                 self.buckets.insert(key, Arc::clone(&new));
                 new
             }
@@ -454,7 +497,7 @@ impl Loader<'_> {
         let (dtype, before, after) = (self.buffer(*from).dtype, regions(*from), regions(*to));
         let collective =
             Collective::new(step, &self.program.mesh, members, dtype, &before, &after, self.share_bytes);
-        Moved { collective, from: self.place(*from), to: self.place(*to) }
+        Moved { collective, from: vec![self.place(*from)], to: vec![self.place(*to)] }
     }
 }
 

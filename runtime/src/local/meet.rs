@@ -73,7 +73,8 @@ struct Posted<'a> {
 }
 
 impl Posted<'_> {
-    fn address(&self, member: usize, place: Place) -> *mut u8 {
+    fn address(&self, member: usize, places: &[Place]) -> *mut u8 {
+        let place = places.get(member).unwrap_or(&places[0]);
         let post = &self.posts[member];
         let at = place.in_slot(post.slot.load(Ordering::Relaxed));
         // SAFETY: who arrived promised that its arena has every piece of what it came for, in its slot.
@@ -83,10 +84,10 @@ impl Posted<'_> {
 
 impl Pieces for Posted<'_> {
     fn from(&self, member: usize) -> *const u8 {
-        self.address(member, self.moved.from).cast_const()
+        self.address(member, &self.moved.from).cast_const()
     }
     fn to(&self, member: usize) -> *mut u8 {
-        self.address(member, self.moved.to)
+        self.address(member, &self.moved.to)
     }
 }
 
@@ -98,8 +99,19 @@ impl Meet {
             let mut mine = vec![0; code.groups.len()];
             for call in &rank_code.calls {
                 for op in &rank_code.segments[call.segment].ops {
-                    if let Op::Start { group, .. } = op {
-                        mine[*group] += 1;
+                    match op {
+                        Op::Start { group, .. } => mine[*group] += 1,
+                        // A message has the cell of its micro-batch.
+                        Op::Post { group, .. } => {
+                            mine[*group] = mine[*group].max(call.microbatch.unwrap_or(0) + 1);
+                        }
+                        Op::Feed { .. }
+                        | Op::Launch { .. }
+                        | Op::Copy { .. }
+                        | Op::Fill { .. }
+                        | Op::Wait { .. }
+                        | Op::Done { .. }
+                        | Op::Tap { .. } => {}
                     }
                 }
             }
@@ -192,7 +204,7 @@ impl Meet {
         let one = |post: &Post| {
             // SAFETY: every member left the address of a bucket that its rank's code keeps alive.
             let bucket = unsafe { &*post.bucket.load(Ordering::Relaxed) };
-            format!("{} of {} bytes", bucket.first().step.name(), bucket.bytes)
+            format!("{} of {} bytes", bucket.first().op, bucket.bytes)
         };
         let found: Vec<String> = self.posts(at).iter().map(one).collect();
         RunError::Mismatched { members: self.groups[at.group].members.clone(), found: found.join(", ") }

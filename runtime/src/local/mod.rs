@@ -9,6 +9,7 @@
 //! load        program -> ops: rules checked, addresses, regions and kernels resolved
 //! collective  a move of a group as blocks from members to members, cut into shares; copy does a share
 //! meet        where the members of a group find each other
+//! message     what goes from a stage of a pipeline to another
 //! rank        the interpreter; workers runs many of them
 //! host        inputs, taps; states, what is kept; traffic, what was sent; watch, where a NaN began
 //! ```
@@ -23,6 +24,7 @@ mod error;
 mod host;
 mod load;
 mod meet;
+mod message;
 mod numbers;
 mod rank;
 mod states;
@@ -35,7 +37,7 @@ mod workers;
 use std::collections::BTreeMap;
 
 use ir::Name;
-use ir::program::{Instruction, Program};
+use ir::program::{Instruction, Program, Stage};
 
 use arena::Arena;
 use code::Code;
@@ -76,9 +78,9 @@ impl Local {
 
     /// With ops that may be other than those of the program, and a limit for what the last rank does alone.
     fn of(program: &Program, code: Code, workers: usize, inline_bytes: usize) -> Result<Local, RunError> {
-        let bytes = load::stage(program)?.arena_bytes();
-        let ranks = program.mesh.ranks();
-        let mut arenas = (0..ranks).map(|_| Arena::new(bytes)).collect::<Result<Vec<_>, _>>()?;
+        let bytes = |rank: usize| program.stages[program.mesh.row(rank)].arena_bytes();
+        let ranks = 0..program.mesh.ranks();
+        let mut arenas = ranks.map(|rank| Arena::new(bytes(rank))).collect::<Result<Vec<_>, _>>()?;
         let starts: Vec<*mut u8> = arenas.iter_mut().map(Arena::start).collect();
         Ok(Local {
             workers: Workers::start(&starts, &code, workers, code.scratch)?,
@@ -91,7 +93,12 @@ impl Local {
         })
     }
 
-    /// How many bytes each rank's arena has.
+    /// What a rank does.
+    fn stage_of(&self, rank: usize) -> &Stage {
+        &self.program.stages[self.program.mesh.row(rank)]
+    }
+
+    /// How many bytes the largest arena of a rank has.
     pub fn arena_bytes(&self) -> usize {
         self.arenas.iter().map(Arena::bytes).max().unwrap_or(0)
     }
@@ -120,14 +127,14 @@ impl Local {
         self.check_feeds(feeds)?;
         self.meet.reset();
         self.counts.reset();
-        self.taps.aim(&self.program.stages[0], taps);
+        self.taps.aim(&self.program.stages, taps);
         let step = Step {
             code: &self.code,
             meet: &self.meet,
             counts: &self.counts,
             feeds,
             taps: &self.taps,
-            finite: taps.finite.as_ref(),
+            finite: &taps.finite,
         };
         let result = self.workers.step(&step);
         if result.is_err() {

@@ -1,6 +1,6 @@
 //! A rank: a place in its calls, and what it does there, op by op, until it is blocked at a wait.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ir::Name;
 
@@ -43,8 +43,8 @@ pub struct Step<'a> {
     pub feeds: &'a [BTreeMap<Name, HostTensor>],
     /// Where taps go.
     pub taps: &'a TapTargets,
-    /// The tap that must be finite.
-    pub finite: Option<&'a Name>,
+    /// The taps that must be finite.
+    pub finite: &'a BTreeSet<Name>,
 }
 
 /// What an op came to.
@@ -187,9 +187,25 @@ impl Rank {
                     Progress::Missing | Progress::Taken => return Ok(Turn::Blocked(at)),
                 }
             }
+            Op::Post { token, group, member, bucket } => {
+                let at = Meeting { group: *group, number: call.microbatch.unwrap_or(0) };
+                step.counts.add(self.number, call.segment, *token);
+                let home = (arena, call.slot);
+                // SAFETY: `load` checked that the piece lies in the arena; the program leaves it alone until the message is
+                // sent, or received.
+                unsafe { step.meet.arrive(at, *member, bucket, home, &mut desk.tile)? };
+            }
+            Op::Done { group, bucket } => {
+                let at = Meeting { group: *group, number: call.microbatch.unwrap_or(0) };
+                // SAFETY: this rank arrived there.
+                match unsafe { step.meet.help(at, bucket, &mut desk.tile) } {
+                    Progress::Done => {}
+                    Progress::Missing | Progress::Taken => return Ok(Turn::Blocked(at)),
+                }
+            }
             Op::Tap { tap, name, dtype, elements, block, first, from } => {
                 if let (Some(block), true) = (block, *first)
-                    && let Some(target) = step.taps.of(self.call, *tap)
+                    && let Some(target) = step.taps.of(code.row, self.call, *tap)
                 {
                     let source = address(*from).cast_const();
                     block.runs(0..block.elements(), usize::MAX, |from, to, n| {
@@ -203,7 +219,7 @@ impl Rank {
                 }
                 // SAFETY: this rank's piece.
                 let number = |i| unsafe { numbers::get(*dtype, address(*from), i) };
-                if step.finite == Some(name) && !(0..*elements).all(|i| number(i).is_finite()) {
+                if step.finite.contains(name) && !(0..*elements).all(|i| number(i).is_finite()) {
                     return Err(RunError::NotFinite { tap: name.clone() });
                 }
             }

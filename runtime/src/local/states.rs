@@ -10,7 +10,7 @@ use ir::{Axis, DType, Name};
 use super::Local;
 use super::blocks::{Block, elements};
 use super::error::RunError;
-use super::load::{is_first, region, whole};
+use super::load::{region, whole};
 use super::numbers;
 use crate::checkpoint::Piece;
 use crate::tensor::Tensor;
@@ -21,23 +21,54 @@ pub type Fill<'a, E> = dyn FnMut(&[Range<usize>], &mut [f32]) -> Result<(), E> +
 /// Writes the bytes of a piece of a state, row-major, from its global ranges.
 pub type FillBytes<'a, E> = dyn FnMut(&[Range<usize>], &mut [u8]) -> Result<(), E> + 'a;
 
-/// The buffer of a state.
-fn find<'a>(stage: &'a Stage, name: &str) -> Result<(BufferId, &'a Buffer), RunError> {
+/// The buffer of a state in a stage, if it has it.
+fn find<'a>(stage: &'a Stage, name: &str) -> Option<(BufferId, &'a Buffer)> {
     let holds = |b: &Buffer| b.region == Life::State && b.state.as_deref() == Some(name);
-    match stage.buffers.iter().position(holds) {
-        Some(i) => Ok((BufferId(i as u32), &stage.buffers[i])),
-        None => Err(RunError::UnknownState(name.into())),
-    }
+    let i = stage.buffers.iter().position(holds)?;
+    Some((BufferId(i as u32), &stage.buffers[i]))
 }
 
 impl Local {
+    /// A state's buffer in the first row of the pipeline that has it, and that row.
+    fn first_buffer(&self, name: &str) -> Result<(usize, &Buffer), RunError> {
+        let mut rows = self.program.stages.iter().enumerate();
+        let found = rows.find_map(|(row, stage)| Some((row, find(stage, name)?.1)));
+        found.ok_or_else(|| RunError::UnknownState(name.into()))
+    }
+
+    /// The ranks that have a state, each with its buffer and the first rank that has the same piece.
+    fn holders(&self, name: &str) -> Result<Vec<(usize, BufferId, usize)>, RunError> {
+        let mesh = &self.program.mesh;
+        let (row, first) = self.first_buffer(name)?;
+        let split = |axis: &Axis| first.sharding.dims.iter().any(|axes| axes.contains(axis));
+        let holder = |rank: usize| {
+            let (id, _) = find(self.stage_of(rank), name)?;
+            let mut at = mesh.coordinate(rank);
+            mesh.all().filter(|axis| !split(axis)).for_each(|axis| at[axis.index()] = 0);
+            Some((rank, id, mesh.in_row(mesh.rank(&at), row)))
+        };
+        Ok((0..mesh.ranks()).filter_map(holder).collect())
+    }
+
+    /// The names of all states, in the order in which rows have them.
+    fn state_names(&self) -> Vec<Name> {
+        let mut names: Vec<Name> = Vec::new();
+        let buffers = self.program.stages.iter().flat_map(|s| &s.buffers);
+        for name in buffers.filter(|b| b.region == Life::State).filter_map(|b| b.state.as_ref()) {
+            if !names.contains(name) {
+                names.push(name.clone());
+            }
+        }
+        names
+    }
+
     /// Fills a state of f32 or bf16 on every rank; bf16 is rounded from f32. `fill` is called once for each different piece, with its global ranges and its
     /// elements, row-major; ranks that hold the same piece get a copy.
     ///
     /// # Errors
     /// An unknown state or one of another type; what `fill` returns.
     pub fn fill_state<E: From<RunError>>(&mut self, name: &str, fill: &mut Fill<E>) -> Result<(), E> {
-        let (_, buffer) = find(&self.program.stages[0], name)?;
+        let (_, buffer) = self.first_buffer(name)?;
         let mut wide: Vec<f32> = Vec::new();
         match buffer.dtype {
             // The buffer is aligned to more than an element.
@@ -63,45 +94,41 @@ impl Local {
     /// # Errors
     /// An unknown state; what `fill` returns.
     pub fn fill_bytes<E: From<RunError>>(&mut self, name: &str, fill: &mut FillBytes<E>) -> Result<(), E> {
-        let (mesh, stage) = (&self.program.mesh, &self.program.stages[0]);
-        let (id, buffer) = find(stage, name)?;
-        let start = stage.address(id, 0);
-        for rank in 0..mesh.ranks() {
-            let mut at = mesh.coordinate(rank);
-            let ranges = region(&buffer.shape, &buffer.sharding, mesh, &at);
+        for (rank, id, first) in self.holders(name)? {
+            let stage = self.stage_of(rank);
+            let buffer = &stage.buffers[id.index()];
+            let mesh = &self.program.mesh;
+            let ranges = region(&buffer.shape, &buffer.sharding, mesh, &mesh.coordinate(rank));
             let n = elements(&ranges) * buffer.dtype.bytes();
             if n == 0 {
                 continue;
             }
+            let start = stage.address(id, 0);
+            let there =
+                find(self.stage_of(first), name).map_or(0, |(id, _)| self.stage_of(first).address(id, 0));
             // SAFETY: the buffer lies in the arena, and no step runs.
             let piece = unsafe { std::slice::from_raw_parts_mut(self.arenas[rank].start().add(start), n) };
-            if is_first(&buffer.sharding, mesh, &at) {
+            if first == rank {
                 fill(&ranges, piece)?;
                 continue;
             }
-            for axis in mesh.all().filter(|a| !buffer.sharding.dims.iter().any(|axes| axes.contains(a))) {
-                at[axis.index()] = 0;
-            }
-            let first = self.arenas[mesh.rank(&at)].start();
             // SAFETY: as above; it is another rank's arena, and its rank is lower, so it is filled.
-            piece.copy_from_slice(unsafe { std::slice::from_raw_parts(first.add(start), n) });
+            let source = unsafe { std::slice::from_raw_parts(self.arenas[first].start().add(there), n) };
+            piece.copy_from_slice(source);
         }
         Ok(())
     }
 
     /// Every different piece of every state, by the first rank that has it: what a checkpoint holds.
     pub fn pieces(&self) -> Vec<Piece<'_>> {
-        let (mesh, stage) = (&self.program.mesh, &self.program.stages[0]);
+        let mesh = &self.program.mesh;
         let mut pieces = Vec::new();
-        for (i, buffer) in stage.buffers.iter().enumerate() {
-            let Some(state) = buffer.state.as_ref().filter(|_| buffer.region == Life::State) else {
-                continue;
-            };
-            for rank in 0..mesh.ranks() {
-                let at = mesh.coordinate(rank);
-                let ranges = region(&buffer.shape, &buffer.sharding, mesh, &at);
-                if elements(&ranges) > 0 && is_first(&buffer.sharding, mesh, &at) {
-                    let (state, bytes) = (state.to_string(), self.piece(BufferId(i as u32), rank));
+        for name in self.state_names() {
+            for (rank, id, first) in self.holders(&name).unwrap_or_default() {
+                let buffer = &self.stage_of(rank).buffers[id.index()];
+                let ranges = region(&buffer.shape, &buffer.sharding, mesh, &mesh.coordinate(rank));
+                if elements(&ranges) > 0 && first == rank {
+                    let (state, bytes) = (name.to_string(), self.piece(id, rank));
                     pieces.push(Piece { state, dtype: buffer.dtype, rank, ranges, bytes });
                 }
             }
@@ -114,14 +141,13 @@ impl Local {
     /// # Errors
     /// An unknown state.
     pub fn read_state(&self, name: &str) -> Result<Tensor<f32>, RunError> {
-        let (mesh, stage) = (&self.program.mesh, &self.program.stages[0]);
-        let (id, buffer) = find(stage, name)?;
+        let mesh = &self.program.mesh;
+        let (_, buffer) = self.first_buffer(name)?;
         let mut tensor = Tensor::full(&buffer.shape, 0.0);
-        for rank in 0..mesh.ranks() {
-            let at = mesh.coordinate(rank);
-            let piece = region(&buffer.shape, &buffer.sharding, mesh, &at);
+        for (rank, id, first) in self.holders(name)? {
+            let piece = region(&buffer.shape, &buffer.sharding, mesh, &mesh.coordinate(rank));
             let Some(block) = Block::common(&piece, &whole(&buffer.shape)) else { continue };
-            if !is_first(&buffer.sharding, mesh, &at) {
+            if first != rank {
                 continue;
             }
             let bytes = self.piece(id, rank);
@@ -141,17 +167,15 @@ impl Local {
     /// # Errors
     /// An unknown state or one that is not i32.
     pub fn set_integer(&mut self, name: &str, number: i32) -> Result<(), RunError> {
-        let (mesh, stage) = (&self.program.mesh, &self.program.stages[0]);
-        let (id, buffer) = find(stage, name)?;
+        let (_, buffer) = self.first_buffer(name)?;
         if buffer.dtype != DType::I32 {
             return Err(RunError::StateType { name: name.into(), needed: "i32", found: buffer.dtype });
         }
-        for (rank, arena) in self.arenas.iter_mut().enumerate() {
-            let n = elements(&region(&buffer.shape, &buffer.sharding, mesh, &mesh.coordinate(rank)));
+        for (rank, id, _) in self.holders(name)? {
+            let n = self.piece(id, rank).len() / DType::I32.bytes();
+            let start = self.stage_of(rank).address(id, 0);
             // SAFETY: the buffer lies in the arena, is aligned, and no step runs.
-            unsafe {
-                numbers::fill(DType::I32, arena.start().add(stage.address(id, 0)), n, f64::from(number))
-            };
+            unsafe { numbers::fill(DType::I32, self.arenas[rank].start().add(start), n, f64::from(number)) };
         }
         Ok(())
     }
@@ -161,8 +185,9 @@ impl Local {
     /// # Errors
     /// An unknown state, or one that is not i32 or has no elements.
     pub fn integer(&self, name: &str) -> Result<i32, RunError> {
-        let (id, buffer) = find(&self.program.stages[0], name)?;
-        match self.piece(id, 0).get(..4) {
+        let (_, buffer) = self.first_buffer(name)?;
+        let first = self.holders(name)?.first().map(|(rank, id, _)| self.piece(*id, *rank));
+        match first.and_then(|bytes| bytes.get(..4)) {
             Some(bytes) if buffer.dtype == DType::I32 => Ok(bytemuck::pod_read_unaligned(bytes)),
             Some(_) | None => {
                 Err(RunError::StateType { name: name.into(), needed: "i32", found: buffer.dtype })
@@ -173,32 +198,29 @@ impl Local {
     /// The bytes of every state on every rank are the same in both: the same program after the same steps.
     pub fn same_states(&self, other: &Local) -> bool {
         let states = |l: &Local| {
-            let buffers = l.program.stages[0].buffers.iter().enumerate();
-            buffers.filter(|(_, b)| b.region == Life::State).map(|(i, _)| BufferId(i as u32)).collect()
+            let of = |rank: usize| {
+                let buffers = l.stage_of(rank).buffers.iter().enumerate();
+                let states = buffers.filter(|(_, b)| b.region == Life::State);
+                states.map(|(i, _)| (rank, BufferId(i as u32))).collect::<Vec<_>>()
+            };
+            (0..l.program.mesh.ranks()).flat_map(of).collect::<Vec<_>>()
         };
-        let (mine, theirs): (Vec<BufferId>, Vec<BufferId>) = (states(self), states(other));
-        let ranks = 0..self.program.mesh.ranks();
+        let (mine, theirs) = (states(self), states(other));
         self.program.mesh == other.program.mesh
             && mine.len() == theirs.len()
-            && ranks.into_iter().all(|rank| {
-                mine.iter().zip(&theirs).all(|(a, b)| self.piece(*a, rank) == other.piece(*b, rank))
-            })
+            && mine.iter().zip(&theirs).all(|(a, b)| self.piece(a.1, a.0) == other.piece(b.1, b.0))
     }
 
     /// The first state of which two ranks that hold the same piece hold other bits: replicas that drifted apart. One that is not
     /// a number is the same where its bits are.
     pub fn drifted(&self) -> Option<(Name, [usize; 2])> {
-        let (mesh, stage) = (&self.program.mesh, &self.program.stages[0]);
-        let states = stage.buffers.iter().enumerate().filter(|(_, b)| b.region == Life::State);
-        for (i, buffer) in states {
-            let split = |axis: &Axis| buffer.sharding.dims.iter().any(|axes| axes.contains(axis));
-            let id = BufferId(i as u32);
-            for rank in 0..mesh.ranks() {
-                let mut at = mesh.coordinate(rank);
-                mesh.all().filter(|axis| !split(axis)).for_each(|axis| at[axis.index()] = 0);
-                let first = mesh.rank(&at);
-                if first != rank && self.piece(id, first) != self.piece(id, rank) {
-                    return Some((buffer.state.clone()?, [first, rank]));
+        for name in self.state_names() {
+            let holders = self.holders(&name).unwrap_or_default();
+            for (rank, id, first) in &holders {
+                let at_first =
+                    holders.iter().find(|(r, ..)| r == first).map(|(r, id, _)| self.piece(*id, *r));
+                if at_first.is_some_and(|piece| piece != self.piece(*id, *rank)) {
+                    return Some((name, [*first, *rank]));
                 }
             }
         }
@@ -207,7 +229,7 @@ impl Local {
 
     /// The bytes of a rank's piece, in slot 0.
     pub(super) fn piece(&self, id: BufferId, rank: usize) -> &[u8] {
-        let (mesh, stage) = (&self.program.mesh, &self.program.stages[0]);
+        let (mesh, stage) = (&self.program.mesh, self.stage_of(rank));
         let buffer = &stage.buffers[id.index()];
         let n = elements(&region(&buffer.shape, &buffer.sharding, mesh, &mesh.coordinate(rank)));
         let start = stage.address(id, 0);

@@ -43,12 +43,15 @@ pub fn traffic(code: &Code, counts: &Counts) -> Vec<Traffic> {
             for (rank, rank_code) in code.ranks.iter().enumerate() {
                 let Some(segment) = rank_code.segments.get(s) else { continue };
                 let start = segment.ops.iter().find_map(|op| match op {
-                    Op::Start { token, bucket, .. } => (*token == t).then_some(bucket),
+                    Op::Start { token, bucket, .. } | Op::Post { token, bucket, .. } => {
+                        (*token == t).then_some(bucket)
+                    }
                     Op::Feed { .. }
                     | Op::Launch { .. }
                     | Op::Copy { .. }
                     | Op::Fill { .. }
                     | Op::Wait { .. }
+                    | Op::Done { .. }
                     | Op::Tap { .. } => None,
                 });
                 let Some(bucket) = start else { continue };
@@ -56,8 +59,8 @@ pub fn traffic(code: &Code, counts: &Counts) -> Vec<Traffic> {
                 let count = counts.get(rank, s, t);
                 if count > 0 && largest.as_ref().is_none_or(|l| (l.bytes, l.count) < (bucket.bytes, count)) {
                     largest = Some(Traffic {
-                        op: c.step.name(),
-                        axes: c.step.axes().to_vec(),
+                        op: c.op,
+                        axes: c.axes.clone(),
                         group_size: c.members.len(),
                         dtype: c.dtype,
                         segment: segment.kind,

@@ -55,15 +55,15 @@ impl Local {
         let mut ranks: Vec<Option<Rank>> =
             arenas.enumerate().map(|(r, arena)| Some(Rank::new(r, arena, code))).collect();
         let mut desk = Desk::new(code.scratch, code.operands);
-        let taps = TapTargets::default();
+        let (taps, finite) = (TapTargets::default(), std::collections::BTreeSet::new());
         let counts = Counts::new(code);
-        let step = Step { code, meet: &self.meet, counts: &counts, feeds, taps: &taps, finite: None };
-        let stage = &self.program.stages[0];
+        let step = Step { code, meet: &self.meet, counts: &counts, feeds, taps: &taps, finite: &finite };
         let mut minus = None;
         loop {
             let mut moved = false;
             for slot in &mut ranks {
                 let Some(rank) = slot else { continue };
+                let stage = self.stage_of(rank.number);
                 let (call, op) = rank.at();
                 let call = stage.calls.get(call);
                 let instructions = call.map(|c| &stage.segments[c.segment].instructions);
@@ -106,7 +106,7 @@ impl Local {
 
     /// The first element of a rank's piece that is not finite; minus infinity only if there is no other.
     fn bad(&self, id: BufferId, rank: usize, slot: usize) -> Option<(Vec<usize>, f64)> {
-        let (mesh, stage) = (&self.program.mesh, &self.program.stages[0]);
+        let (mesh, stage) = (&self.program.mesh, self.stage_of(rank));
         let buffer = &stage.buffers[id.index()];
         if !buffer.dtype.is_float() {
             return None;
@@ -131,7 +131,11 @@ impl Local {
 /// What is written when an instruction has been done: of a collective, at its wait.
 fn ready(all: &[Instruction], instruction: &Instruction) -> Vec<BufferId> {
     match instruction {
-        Instruction::Start { .. } | Instruction::Tap { .. } => Vec::new(),
+        Instruction::Start { .. }
+        | Instruction::Send { .. }
+        | Instruction::Sent { .. }
+        | Instruction::Receive { .. }
+        | Instruction::Tap { .. } => Vec::new(),
         Instruction::Wait { token: waited } => all
             .iter()
             .filter(|i| i.started().is_some_and(|(token, _)| token == *waited))
@@ -140,6 +144,7 @@ fn ready(all: &[Instruction], instruction: &Instruction) -> Vec<BufferId> {
         Instruction::Feed { .. }
         | Instruction::Launch { .. }
         | Instruction::Local { .. }
+        | Instruction::Received { .. }
         | Instruction::Assign { .. } => instruction.writes(),
     }
 }

@@ -5,7 +5,7 @@
 
 use super::table;
 use crate::schedules::read::read;
-use crate::schedules::simulate::{Durations, Span, Work, simulate};
+use ir::schedule::simulate::{Durations, Span, Work, simulate};
 
 /// P, M; milliseconds of F, I, W and a hop; rates of 1F1B, ZB-H1, ZB-H2.
 const RATES: [(usize, usize, [f64; 4], [f64; 3]); 12] = [

@@ -5,7 +5,7 @@ use crate::schedules::SCHEDULES;
 use crate::schedules::draw::draw;
 use crate::schedules::figures::in_units;
 use crate::schedules::read::read;
-use crate::schedules::simulate::{Durations, Work, simulate};
+use ir::schedule::simulate::{Durations, Work, simulate};
 
 #[test]
 fn pictures_fit_and_are_read_back() {

@@ -1,6 +1,6 @@
 //! Every move on random meshes and shardings, in flight together, for every number of workers: equal to lockstep.
 
-use ir::program::{BufferId, Call, Instruction, Program, Region, Segment, Stage};
+use ir::program::{BufferId, Call, Duty, Instruction, Program, Region, Segment, Stage};
 use ir::schedule::Kind;
 use ir::{Axis, DType, Mesh, Move, Reduce, Sharding, moves};
 use proptest::prelude::*;
@@ -68,7 +68,7 @@ fn chain(
         place(&mut program);
     }
     let stage = &mut program.stages[0];
-    stage.segments.push(Segment { kind: Kind::Optimizer, instructions });
+    stage.segments.push(Segment { stage: 0, kind: Kind::Optimizer, duty: Duty::Work, instructions });
     stage.calls.push(Call { segment: 0, microbatch: None, slot: 0 });
     (program, ids)
 }
@@ -238,7 +238,7 @@ fn in_flight_together() {
         instructions.push(Instruction::start(token, step, BufferId(0), BufferId(token + 1)));
     }
     instructions.extend([2, 0, 3, 1].map(|token| Instruction::Wait { token }));
-    stage.segments.push(Segment { kind: Kind::Optimizer, instructions });
+    stage.segments.push(Segment { stage: 0, kind: Kind::Optimizer, duty: Duty::Work, instructions });
     stage.calls = vec![Call { segment: 0, microbatch: None, slot: 0 }; 20];
     let mut program =
         Program { mesh: mesh.clone(), microbatches: 1, stages: vec![stage], ..Program::default() };

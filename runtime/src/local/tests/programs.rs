@@ -27,7 +27,7 @@ b4 = f32 () @ [] partial(dp) slot+128
 b5 = f32 () @ [] slot+192
 b6 = f32 3 @ [_] slot+256
 b7 = f32 () @ [] step+0
-segment F
+segment 0F
   t0 = start all_gather(tp, dim 0) b0 -> b6
   feed x -> b2
   wait t0
@@ -47,7 +47,7 @@ segment F
     r0 = load 0 []
     store 0 [] r0
   }
-segment O
+segment 0O
   launch b0, b7 -> b0 map [ | d=3/tp] (f32, f32) -> (f32) {
     r0 = load 0 [d]
     r1 = load 1 []
@@ -60,9 +60,9 @@ segment O
     r2 = add r0, r1
     store 0 [] r2
   }
-call F 0 slot 0
-call F 1 slot 1
-call O once slot 0
+call 0F 0 slot 0
+call 0F 1 slot 1
+call 0O once slot 0
 ";
 
 fn program(text: &str) -> Program {
@@ -216,12 +216,12 @@ fn ranks_that_meet_for_different_things_are_told() {
         b1 = f32 8 @ [_] partial(a) scratch+64
         b2 = f32 4 @ [_] scratch+128
         b3 = f32 8 @ [_] scratch+192
-        segment O
+        segment 0O
           t0 = start all_reduce(a) b0 -> b2
           t1 = start all_reduce(a) b1 -> b3
           wait t1
           wait t0
-        call O once slot 0";
+        call 0O once slot 0";
     let program = program(text);
     let mut code = load(&program, SHARE).unwrap();
     code.ranks[1].segments[0].ops.swap(0, 1);
@@ -282,9 +282,9 @@ fn broken_programs_are_refused() {
             "one call moves b4 -> b5 and b4 -> b5, which overlap",
         ),
         ("partial(dp) slot+128", "partial(dp) slot+64", "writes b4, which overlaps b3"),
-        ("call F 1 slot 1", "call F 1 slot 2", "call 1: uses slot 2, but there are 2"),
-        ("call F 1 slot 1", "call F 2 slot 1", "call 1: runs Some(2), but there are 2"),
-        ("call F 1 slot 1", "call F once slot 1", "call 1: feeds an input, but has no micro-batch"),
+        ("call 0F 1 slot 1", "call 0F 1 slot 2", "call 1: uses slot 2, but there are 2"),
+        ("call 0F 1 slot 1", "call 0F 2 slot 1", "call 1: runs Some(2), but there are 2"),
+        ("call 0F 1 slot 1", "call 0F once slot 1", "call 1: feeds an input, but has no micro-batch"),
     ] {
         let error = refused(from, to);
         assert!(error.contains(message), "{error}");

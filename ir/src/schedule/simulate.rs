@@ -1,7 +1,7 @@
 //! When each action of a table runs, if every rank does its row in order and each action starts as soon as what it needs is
 //! there. Event-driven: an action is looked at once, and once more if it had to wait.
 
-use ir::schedule::{Action, Kind, Schedule};
+use crate::schedule::{Action, Kind, Schedule};
 use rustc_hash::FxHashMap;
 
 use super::stuck::{self, Stuck};

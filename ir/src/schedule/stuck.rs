@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 
-use ir::schedule::{Action, Schedule};
+use crate::schedule::{Action, Schedule};
 
 /// A rank that stands still.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,0 +1,108 @@
+//! From `--mesh pp=P`, `--schedule`, `--virtual`, `--stages` and `--group` to a table of actions, and where the model is cut.
+
+use std::path::Path;
+
+use ir::schedule::{Kind, Schedule};
+use ir::{Graph, Mesh};
+use planner::cluster::Cluster;
+use planner::schedules::refused::Size;
+use planner::schedules::{SCHEDULES, named, read};
+use planner::stages::{asked, costs, cut};
+
+use crate::args::{Float, Mode, SplitArgs};
+use crate::failure::Failure;
+
+/// The kind that a step has unless the user names one.
+const USUAL: &str = "1f1b";
+
+/// How a step runs through a pipeline.
+pub struct Pipeline {
+    /// The kind of schedule, or its file.
+    pub kind: String,
+    /// The table.
+    pub schedule: Schedule,
+}
+
+/// How many micro-batches a step has.
+pub fn microbatches(args: &SplitArgs, mesh: &Mesh) -> usize {
+    let rows = mesh.rows();
+    args.microbatches.unwrap_or(if rows > 1 { 4 * rows } else { 1 })
+}
+
+/// The table that was asked for.
+///
+/// # Errors
+/// A kind that does not exist or has no table of this size; a file that is no table, or one of another size.
+pub fn pipeline(args: &SplitArgs, mesh: &Mesh, microbatches: usize) -> Result<Pipeline, Failure> {
+    let rows = mesh.rows();
+    let wanted = args.schedule.as_deref().unwrap_or(USUAL);
+    let Pipeline { kind, mut schedule } = match named(wanted) {
+        Some(kind) => {
+            let virtuals = args.r#virtual.unwrap_or(kind.virtuals);
+            let size = Size { stages: rows, virtuals, microbatches, group: args.group };
+            let table = (kind.table)(&size).map_err(|e| Failure::Request(e.to_string()))?;
+            Pipeline { kind: kind.name.to_string(), schedule: table }
+        }
+        None => from_file(args, wanted, rows, microbatches)?,
+    };
+    if args.mode == Mode::Forward {
+        schedule.rows.iter_mut().for_each(|row| row.retain(|a| a.kind == Kind::Forward));
+    }
+    Ok(Pipeline { kind, schedule })
+}
+
+fn from_file(args: &SplitArgs, wanted: &str, rows: usize, microbatches: usize) -> Result<Pipeline, Failure> {
+    let wrong = |what: String| Failure::Request(format!("--schedule {wanted}: {what}"));
+    if wanted == "auto" {
+        return Err(Failure::NotBuilt("--schedule auto".to_string()));
+    }
+    if !Path::new(wanted).exists() {
+        let kinds: Vec<&str> = SCHEDULES.iter().map(|s| s.name).collect();
+        return Err(wrong(format!("there is no such kind and no such file; kinds are {}", kinds.join(", "))));
+    }
+    let text = std::fs::read_to_string(wanted).map_err(|e| wrong(e.to_string()))?;
+    let schedule = read::read(&text, wanted).map_err(|e| Failure::Request(e.to_string()))?;
+    if schedule.rows.len() != rows {
+        let found = schedule.rows.len();
+        return Err(wrong(format!("it is a table of {found} ranks, but the mesh has pp={rows}")));
+    }
+    if schedule.microbatches() != microbatches {
+        let found = schedule.microbatches();
+        return Err(wrong(format!("it is a table of {found} micro-batches, not {microbatches}")));
+    }
+    let virtuals = schedule.stages() / rows.max(1);
+    if let Some(asked) = args.r#virtual.filter(|v| *v != virtuals) {
+        return Err(wrong(format!("it has {virtuals} virtual stages a rank, not --virtual {asked}")));
+    }
+    if args.group.is_some() {
+        return Err(wrong("a table has its order; --group does not apply".to_string()));
+    }
+    let moves = |kind| matches!(kind, Kind::Unshard | Kind::Drop | Kind::Reduce);
+    if let Some(action) = schedule.rows.iter().flatten().find(|a| moves(a.kind)) {
+        let what = "an entry of its own for gathering parameters or reducing gradients";
+        return Err(Failure::NotBuilt(format!("{action} in {wanted} ({what})")));
+    }
+    Ok(Pipeline { kind: wanted.to_string(), schedule })
+}
+
+/// Where the model is cut: by mark the virtual stage. Nothing if there is one stage.
+///
+/// # Errors
+/// `--stages` that do not fit.
+pub fn stages(
+    args: &SplitArgs,
+    graph: &Graph,
+    mesh: &Mesh,
+    schedule: &Schedule,
+    cluster: &Cluster,
+) -> Result<Vec<usize>, Failure> {
+    let (rows, count) = (mesh.rows(), schedule.stages());
+    let costs = costs(graph, mesh.ranks() / rows, args.dtype == Float::Bf16, cluster);
+    match &args.stages {
+        Some(text) => {
+            asked(text, graph, &costs, rows, count / rows).map_err(|e| Failure::Request(e.to_string()))
+        }
+        None if count == 1 => Ok(Vec::new()),
+        None => Ok(cut(&costs, count)),
+    }
+}

@@ -1,0 +1,290 @@
+//! The calls of each row, from the table: its actions in order, and between them when a row gets ready to receive, when it
+//! waits until something is sent, and in which slot each micro-batch lies.
+//!
+//! A row gets ready for what an action needs one action ahead where it can: that is early enough for the transfer to run
+//! beside computing, and no earlier, since one that waits may hold up what else the device does. It waits until something
+//! is sent only before the memory is used again, and only once the other side is ready for it by the clock of the table:
+//! every wait is for something earlier on that clock, so no circle of waits can arise, even if a send ends no sooner than
+//! it is received (rendezvous).
+
+use std::collections::{BTreeSet, HashMap};
+
+use ir::program::{Call, Duty, Instruction, Stage};
+use ir::schedule::simulate::{Durations, Times, Work, simulate};
+use ir::schedule::{Action, Kind, Schedule};
+
+/// Writes the calls and the number of slots of every row.
+///
+/// # Panics
+/// If the table cannot be run: it is checked when it is read.
+pub(super) fn calls(schedule: &Schedule, homes: &[usize], stages: &mut [Stage]) {
+    let work = Work { forward: 1.0, input: 1.0, weight: 1.0, optimizer: 0.0 };
+    let times = simulate(schedule, &Durations::even(work, schedule.stages(), 0.0))
+        .unwrap_or_else(|stuck| panic!("the table was checked, but {stuck}"));
+    let clock = Clock::of(schedule, &times, homes, stages);
+    let all: Vec<(Vec<Call>, usize)> = (0..stages.len())
+        .map(|row| {
+            let late = Walk::of(&clock, &stages[row], row, 0).run(schedule);
+            let early = Walk::of(&clock, &stages[row], row, late.1).run(schedule);
+            // Being early must not cost memory.
+            if early.1 <= late.1 { early } else { late }
+        })
+        .collect();
+    for (stage, (calls, slots)) in stages.iter_mut().zip(all) {
+        (stage.calls, stage.slots) = (calls, slots);
+    }
+}
+
+/// The actions whose segments send something, and who receives it: by stage and kind of the sender.
+type Receivers = HashMap<(usize, Kind), Vec<(usize, Kind)>>;
+
+/// When rows are ready to receive, at the latest.
+struct Clock {
+    receivers: Receivers,
+    /// When a row ends what stands before an action, by action.
+    before: HashMap<Action, f64>,
+    /// The same one action earlier.
+    earlier: HashMap<Action, f64>,
+    /// By row, action by action, when what stands before it ends.
+    boundaries: Vec<Vec<f64>>,
+}
+
+impl Clock {
+    fn of(schedule: &Schedule, times: &Times, homes: &[usize], stages: &[Stage]) -> Clock {
+        let mut clock = Clock {
+            receivers: receivers(homes, stages),
+            before: HashMap::new(),
+            earlier: HashMap::new(),
+            boundaries: Vec::new(),
+        };
+        for (row, spans) in schedule.rows.iter().zip(&times.rows) {
+            let mut ends = vec![0.0];
+            ends.extend(spans.iter().map(|s| s.end));
+            for (i, action) in row.iter().enumerate() {
+                for half in halves(*action, &stages[homes[action.stage]]) {
+                    clock.before.insert(half, ends[i]);
+                    clock.earlier.insert(half, ends[i.saturating_sub(1)]);
+                }
+            }
+            clock.boundaries.push(ends);
+        }
+        clock
+    }
+
+    /// When all who receive what an action sends are ready for it. A forward's slot may come late; a backward's is there
+    /// since its forward.
+    fn ready(&self, action: Action) -> f64 {
+        let to = self.receivers.get(&(action.stage, action.kind)).into_iter().flatten();
+        to.filter_map(|(stage, kind)| {
+            let there = Action { stage: *stage, kind: *kind, ..action };
+            let backward = matches!(kind, Kind::Input | Kind::Backward);
+            let early = if backward && self.early(there) { self.earlier.get(&there) } else { None };
+            early.or_else(|| self.before.get(&there)).copied()
+        })
+        .fold(f64::NEG_INFINITY, f64::max)
+    }
+
+    /// Whether a row can get ready for a backward one action ahead: what its forward sent must be gone.
+    fn early(&self, action: Action) -> bool {
+        let forward = Action { kind: Kind::Forward, ..action };
+        let to = self.receivers.get(&(action.stage, Kind::Forward)).into_iter().flatten();
+        let gone = to
+            .filter_map(|(stage, kind)| self.before.get(&Action { stage: *stage, kind: *kind, ..forward }))
+            .fold(f64::NEG_INFINITY, |a, b| f64::max(a, *b));
+        let done = self.before.get(&forward).copied().unwrap_or(f64::NEG_INFINITY);
+        self.earlier.get(&action).is_some_and(|at| gone < *at && done < *at)
+    }
+}
+
+/// The segments that an action runs: a whole backward both halves, where a stage has halves.
+fn halves(action: Action, stage: &Stage) -> Vec<Action> {
+    let halved = |kind| stage.segments.iter().any(|s| s.stage == action.stage && s.kind == kind);
+    match action.kind {
+        Kind::Backward if halved(Kind::Input) || halved(Kind::Weight) => {
+            [Kind::Input, Kind::Weight].map(|kind| Action { kind, ..action }).to_vec()
+        }
+        Kind::Begin
+        | Kind::Forward
+        | Kind::Backward
+        | Kind::Input
+        | Kind::Weight
+        | Kind::Unshard
+        | Kind::Drop
+        | Kind::Reduce
+        | Kind::Optimizer => vec![action],
+    }
+}
+
+fn receivers(homes: &[usize], stages: &[Stage]) -> Receivers {
+    let mut kinds: HashMap<(usize, ir::Value), Kind> = HashMap::new();
+    let all = || stages.iter().flat_map(|s| &s.segments);
+    for segment in all().filter(|s| s.duty == Duty::Post) {
+        for message in segment.instructions.iter().filter_map(Instruction::message) {
+            kinds.insert((message.to, message.value), segment.kind);
+        }
+    }
+    let mut found = Receivers::new();
+    for segment in all().filter(|s| s.duty == Duty::Work && s.kind != Kind::Optimizer) {
+        for message in segment.instructions.iter().filter_map(Instruction::message) {
+            if let Some(kind) = kinds.get(&(message.to, message.value)) {
+                debug_assert!(message.to < homes.len());
+                found.entry((segment.stage, segment.kind)).or_default().push((message.to, *kind));
+            }
+        }
+    }
+    found
+}
+
+/// A slot, and what of its last micro-batch is still being sent.
+#[derive(Clone, Default)]
+struct Slot {
+    used: bool,
+    /// The actions, and until when the receivers are ready.
+    sending: Vec<(Action, f64)>,
+}
+
+struct Walk<'a> {
+    clock: &'a Clock,
+    stage: &'a Stage,
+    row: usize,
+    /// Up to so many slots may be taken early; with 0 none is.
+    limit: usize,
+    slots: Vec<Slot>,
+    of: HashMap<(usize, usize), usize>,
+    posted: BTreeSet<(usize, Kind, usize)>,
+    calls: Vec<Call>,
+}
+
+impl<'a> Walk<'a> {
+    fn of(clock: &'a Clock, stage: &'a Stage, row: usize, limit: usize) -> Walk<'a> {
+        let (of, posted) = (HashMap::new(), BTreeSet::new());
+        Walk { clock, stage, row, limit, slots: Vec::new(), of, posted, calls: Vec::new() }
+    }
+
+    fn segment(&self, stage: usize, kind: Kind, duty: Duty) -> Option<usize> {
+        self.stage.segments.iter().position(|s| (s.stage, s.kind, s.duty) == (stage, kind, duty))
+    }
+
+    fn call(&mut self, action: Action, duty: Duty, slot: usize) {
+        if let Some(segment) = self.segment(action.stage, action.kind, duty) {
+            self.calls.push(Call { segment, microbatch: action.microbatch, slot });
+        }
+    }
+
+    fn run(mut self, schedule: &Schedule) -> (Vec<Call>, usize) {
+        let row = schedule.rows.get(self.row).map_or(&[][..], Vec::as_slice);
+        let first = schedule.stages_of(self.row).next().unwrap_or(0);
+        let once = |kind| Action { stage: first, kind, microbatch: None };
+        self.call(once(Kind::Begin), Duty::Work, 0);
+        let mut last: HashMap<(usize, usize), usize> = HashMap::new();
+        for (i, action) in row.iter().enumerate() {
+            action.microbatch.into_iter().for_each(|m| {
+                last.insert((action.stage, m), i);
+            });
+        }
+        for (i, action) in row.iter().enumerate() {
+            let Some(m) = action.microbatch else { continue };
+            let now = self.clock.boundaries[self.row][i];
+            self.prepare(*action, m, now);
+            if let Some((next, m)) = row.get(i + 1).and_then(|a| Some((*a, a.microbatch?))) {
+                self.prepare_early(next, m, now);
+            }
+            let slot = self.of[&(action.stage, m)];
+            for half in halves(*action, self.stage) {
+                self.call(half, Duty::Work, slot);
+                if self.segment(half.stage, half.kind, Duty::Clear).is_some() {
+                    let ready = self.clock.ready(half);
+                    self.slots[slot].sending.push((half, ready));
+                }
+            }
+            if last[&(action.stage, m)] == i {
+                self.slots[slot].used = false;
+            }
+        }
+        for slot in 0..self.slots.len() {
+            self.clear(slot);
+        }
+        if row.iter().any(|a| a.kind == Kind::Optimizer) {
+            self.call(once(Kind::Optimizer), Duty::Work, 0);
+        }
+        (self.calls, self.slots.len().max(1))
+    }
+
+    /// Waits until all that the last micro-batch of a slot sends is sent.
+    fn clear(&mut self, slot: usize) {
+        for (action, _) in std::mem::take(&mut self.slots[slot].sending) {
+            self.call(action, Duty::Clear, slot);
+        }
+    }
+
+    /// The same for one action of the micro-batch that is there.
+    fn clear_one(&mut self, slot: usize, action: Action) {
+        let sending = &mut self.slots[slot].sending;
+        if let Some(at) = sending.iter().position(|(a, _)| *a == action) {
+            sending.remove(at);
+            self.call(action, Duty::Clear, slot);
+        }
+    }
+
+    /// A slot that nobody uses and whose last transfers are received by then.
+    fn free(&self, now: f64) -> Option<usize> {
+        let fine = |s: &Slot| !s.used && s.sending.iter().all(|(_, ready)| *ready < now);
+        self.slots.iter().position(fine)
+    }
+
+    /// Gives a micro-batch its slot, and gets ready for what its action receives.
+    fn prepare(&mut self, action: Action, m: usize, now: f64) {
+        let slot = match self.of.get(&(action.stage, m)) {
+            Some(slot) => *slot,
+            None => {
+                let slot = self.free(now).unwrap_or_else(|| {
+                    self.slots.push(Slot::default());
+                    self.slots.len() - 1
+                });
+                self.take(slot, action.stage, m);
+                slot
+            }
+        };
+        for half in halves(action, self.stage) {
+            if !self.posted.insert((half.stage, half.kind, m)) {
+                continue;
+            }
+            if self.segment(half.stage, half.kind, Duty::Post).is_some() {
+                if half.kind != Kind::Forward {
+                    self.clear_one(slot, Action { kind: Kind::Forward, ..half });
+                }
+                self.call(half, Duty::Post, slot);
+            }
+        }
+    }
+
+    fn take(&mut self, slot: usize, stage: usize, m: usize) {
+        self.clear(slot);
+        self.slots[slot].used = true;
+        self.of.insert((stage, m), slot);
+    }
+
+    /// The same for the next action, if that costs no slot and nothing has to be waited for.
+    fn prepare_early(&mut self, action: Action, m: usize, now: f64) {
+        let receives = halves(action, self.stage)
+            .iter()
+            .any(|half| self.segment(half.stage, half.kind, Duty::Post).is_some());
+        let fine = match action.kind {
+            Kind::Forward => {
+                let room = self.slots.len() < self.limit;
+                self.limit > 0
+                    && receives
+                    && !self.of.contains_key(&(action.stage, m))
+                    && (self.free(now).is_some() || room)
+            }
+            Kind::Backward | Kind::Input => {
+                let early = halves(action, self.stage).into_iter().all(|half| self.clock.early(half));
+                receives && early && self.of.contains_key(&(action.stage, m))
+            }
+            Kind::Begin | Kind::Weight | Kind::Unshard | Kind::Drop | Kind::Reduce | Kind::Optimizer => false,
+        };
+        if fine {
+            self.prepare(action, m, now);
+        }
+    }
+}
