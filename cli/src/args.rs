@@ -205,6 +205,9 @@ pub struct PlanArgs {
     /// Writes the plan to a file, for show, check and run
     #[arg(short, long, value_name = "PLAN")]
     pub output: Option<PathBuf>,
+    /// Writes when everything happens, by price, for Chrome's chrome://tracing or ui.perfetto.dev
+    #[arg(long, value_name = "F.json")]
+    pub trace: Option<PathBuf>,
     /// Exit 2 if it does not fit
     #[arg(long)]
     pub require_fit: bool,
@@ -307,6 +310,9 @@ pub struct TrainArgs {
     /// One JSON line a step
     #[arg(long, value_name = "F.jsonl")]
     pub metrics: Option<PathBuf>,
+    /// Writes when everything happened in the last step, for chrome://tracing or ui.perfetto.dev
+    #[arg(long, value_name = "F.json")]
+    pub trace: Option<PathBuf>,
     /// step-N.safetensors for each step: logits, and grad.NAME before clipping
     #[arg(long, value_name = "DIR")]
     pub dump: Option<PathBuf>,

@@ -11,6 +11,10 @@ pub(crate) mod trace;
 pub(crate) mod train;
 
 use std::io::Write;
+use std::path::Path;
+
+use planner::timeline::trace::Trace;
+use runtime::files::save::write_text;
 
 use crate::failure::Failure;
 
@@ -23,4 +27,10 @@ pub(crate) fn print(text: &str) -> Result<(), Failure> {
         }
         Ok(()) | Err(_) => Ok(()),
     }
+}
+
+/// Writes a timeline for a trace viewer.
+fn write_trace(path: &Path, trace: &Trace) -> Result<(), Failure> {
+    let text = serde_json::to_string(trace).map_err(|e| Failure::Run(e.to_string()))?;
+    write_text(path, &text).map_err(|e| Failure::Write(e.to_string()))
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use ir::graph::Recompute;
 use meshc_tests::oracle::{Oracle, read};
-use meshc_tests::whole::{Split, split_step};
+use meshc_tests::whole::{PLAIN, Split, split_step};
 use planner::zero::Zero;
 use runtime::checkpoint::{About, Checkpoint, Described, list, write};
 use runtime::local::{Local, RunError};
@@ -339,7 +339,7 @@ fn the_bench_leaves_nothing_behind() {
 
 /// A program of an oracle's training step on a mesh, and its states described.
 fn program(oracle: &Oracle, mesh: &str, zero: Zero) -> (Local, Vec<(String, Vec<usize>)>, About) {
-    let split = Split { zero, microbatches: 1, recompute: Recompute::None };
+    let split = Split { zero, ..PLAIN };
     let (compiled, _) = split_step(oracle, mesh, split, false, &mut |_, _| {});
     let states = &compiled.program.states;
     let (one, _) = split_step(oracle, "", split, false, &mut |_, _| {});

@@ -146,6 +146,9 @@ pub enum ProgramFault {
     /// Ends that differ.
     #[error("{} from stage {} to {} is received as something else", .0.value, .0.from, .0.to)]
     OtherEnd(Message),
+    /// A state that one row changes and another with a copy of it does not.
+    #[error("state `{0}` is changed by stage {1}, but not here, where it lies too")]
+    Drifts(String, usize),
     /// Rows that are not those of the mesh, or homes that are not there.
     #[error("{0} rows on {1} ranks of a pipeline, of stages that live in rows {2:?}")]
     Rows(usize, usize, Vec<usize>),
@@ -191,6 +194,7 @@ pub fn verify_program(program: &Program) -> Result<(), Vec<ProgramError>> {
         errors.push(ProgramError { at: "program".to_string(), kind });
     }
     messages::messages(program, &mut errors);
+    messages::copies(program, &mut errors);
     if errors.is_empty() { Ok(()) } else { Err(errors) }
 }
 

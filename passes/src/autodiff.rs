@@ -153,17 +153,18 @@ impl Back {
     fn total(&mut self, value: Value, mark: Mark) -> Value {
         let parts = std::mem::take(&mut self.parts[value.index()]);
         let part = self.part(value);
-        // What several stages contribute to a parameter's gradient is summed in each of them first.
+        // What several stages contribute is summed in each of them first: less is sent, or kept for the update.
         let mut stages: BTreeMap<usize, (Mark, Vec<Value>)> = BTreeMap::new();
         for v in parts {
-            let own = self.mark_of(v).filter(|_| part == Part::Weight).unwrap_or(mark);
+            let own = self.mark_of(v).unwrap_or(mark);
             stages.entry(self.model.graph().stage(own)).or_insert((own, Vec::new())).1.push(v);
         }
-        let one = stages.len() == 1;
-        let of_stage = |(own, parts): (Mark, Vec<Value>)| (if one { mark } else { own }, parts);
-        let sums = stages.into_values().map(of_stage).collect::<Vec<_>>();
-        let sums =
-            sums.into_iter().map(|(mark, parts)| self.sum(value, Mark { part, ..mark }, parts)).collect();
+        let here = self.model.graph().stage(mark);
+        let mut sums = Vec::new();
+        for (stage, (own, parts)) in stages {
+            let at = if stage == here { mark } else { own };
+            sums.push(self.sum(value, Mark { part, ..at }, parts));
+        }
         let total = self.sum(value, Mark { part, ..mark }, sums);
         self.parts[value.index()] = vec![total];
         total

@@ -16,6 +16,6 @@ pub mod render;
 pub mod rules;
 pub mod schedules;
 pub mod stages;
-mod timeline;
+pub mod timeline;
 pub mod units;
 pub mod zero;

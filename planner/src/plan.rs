@@ -1,19 +1,23 @@
 //! The plan: what a program communicates, needs and takes, derived from its instructions. Field names are those of
 //! `meshc plan --format json`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use ir::kernel::{Body, Contract};
-use ir::program::{BufferId, Instruction, Program, Region, Segment, Stage, Transfer};
+use ir::program::{BufferId, Instruction, Program, Region, Segment, Stage};
 use ir::schedule::Kind;
 use ir::state::Role;
-use ir::{DType, Op, Part, ShardedGraph, moves_of};
+use ir::{DType, Op, Part, ShardedGraph, Value, moves_of};
 use serde::Serialize;
 
 use crate::cluster::Cluster;
 use crate::cost::Lies;
+use crate::schedules;
+use crate::schedules::draw::draw;
 use crate::schedules::figures::{Figures, figures};
-use crate::{cost, names, timeline};
+use crate::timeline::actions::times;
+use crate::timeline::{RowTime, Timeline, timeline};
+use crate::{cost, names};
 
 /// A plan.
 #[derive(Clone, Debug, Serialize)]
@@ -36,6 +40,9 @@ pub struct Plan {
     pub schedule: Figures,
     /// Seconds.
     pub time: Time,
+    /// The table as it runs, to scale; empty for one stage.
+    #[serde(skip)]
+    pub drawing: String,
     /// How each matrix product is split, and each reshard goes; empty unless a search was asked why.
     pub choices: Vec<Choice>,
     /// Values that are gathered along an axis only to be split by it elsewhere: nothing cheaper was found.
@@ -113,7 +120,7 @@ pub struct Comm {
 pub struct CommTotal {
     /// Of a step, the largest over ranks.
     pub wire_bytes_per_rank: f64,
-    /// By kind of collective.
+    /// By kind of collective, of the stage whose ranks send most.
     pub by_op: BTreeMap<&'static str, OpTotal>,
 }
 
@@ -167,12 +174,27 @@ pub struct Time {
     pub compute_seconds: f64,
     /// Collectives that nothing hides.
     pub exposed_comm_seconds: f64,
-    /// Waiting for other stages.
+    /// Waiting for other stages, and what else is left of the step, of the stage that has most to do.
     pub bubble_seconds: f64,
+    /// By stage.
+    pub stages: Vec<StageTime>,
     /// Tokens a second.
     pub tokens_per_second: f64,
     /// Model FLOPs (attention whole) over what the devices could do.
     pub mfu: f64,
+}
+
+/// Seconds of a rank of a stage.
+#[derive(Clone, Debug, Serialize)]
+pub struct StageTime {
+    /// Which.
+    pub stage: usize,
+    /// Kernels.
+    pub compute_seconds: f64,
+    /// Transfers that nothing hides.
+    pub exposed_comm_seconds: f64,
+    /// Waiting for what other stages have not done yet, and for the end of the step.
+    pub idle_seconds: f64,
 }
 
 /// How a matrix product is split, or a reshard goes.
@@ -206,28 +228,23 @@ pub struct Alternative {
 /// The plan of a compiled program.
 pub fn plan(sharded: &ShardedGraph, program: &Program, cluster: &Cluster) -> Plan {
     let model = model(sharded);
-    let comm = comm(sharded, program, cluster);
+    let timeline = timeline(program, cluster);
+    let comm = comm(sharded, program, cluster, &timeline);
     let ranks = program.mesh.ranks();
-    let compute = compute_seconds(program, cluster);
-    let exposed: f64 = comm.iter().map(|c| c.count as f64 * c.exposed_seconds).fold(0.0, |a, b| a + b);
-    let step = compute + exposed;
+    let step = timeline.seconds();
+    let (compute, exposed) = timeline.busiest().map_or((0.0, 0.0), |row| (row.compute, row.exposed));
     // A step in which nothing runs has no rate.
     let rate = |work: f64| if step > 0.0 { work / step } else { 0.0 };
     let time = Time {
         step_seconds: step,
         compute_seconds: compute,
         exposed_comm_seconds: exposed,
-        bubble_seconds: 0.0,
+        bubble_seconds: (step - compute - exposed).max(0.0),
+        stages: stage_times(&timeline),
         tokens_per_second: rate(model.tokens_per_step as f64),
         mfu: rate(model.flops_full) / (ranks as f64 * cluster.rate(mixed(program))),
     };
-    let mut by_op: BTreeMap<&'static str, OpTotal> = BTreeMap::new();
-    for row in &comm {
-        let total = by_op.entry(row.op).or_default();
-        total.count += row.count;
-        total.wire_bytes += row.count as f64 * row.wire_bytes;
-    }
-    let wire_bytes_per_rank = by_op.values().map(|t| t.wire_bytes).sum();
+    let comm_total = comm_total(&comm, program.stages.len());
     let axis = |(name, of): (ir::Name, Vec<ir::Axis>)| MeshAxis {
         axis: name.to_string(),
         size: program.mesh.pieces(&of),
@@ -238,11 +255,12 @@ pub fn plan(sharded: &ShardedGraph, program: &Program, cluster: &Cluster) -> Pla
         mesh,
         ranks,
         comm,
-        comm_total: CommTotal { wire_bytes_per_rank, by_op },
+        comm_total,
         bucket_bytes: program.bucket_bytes,
         memory: memory(program, cluster),
         schedule: schedule(sharded),
         time,
+        drawing: drawing(sharded, program, &timeline),
         choices: Vec::new(),
         full_gathers: full_gathers(sharded),
     }
@@ -325,54 +343,101 @@ fn each_segment(program: &Program) -> impl Iterator<Item = (usize, &Stage, &Segm
     })
 }
 
-fn comm(sharded: &ShardedGraph, program: &Program, cluster: &Cluster) -> Vec<Comm> {
+/// Sums over what a rank of the stage that sends most does.
+fn comm_total(comm: &[Comm], stages: usize) -> CommTotal {
+    let of = |stage: usize| {
+        let mut by_op: BTreeMap<&'static str, OpTotal> = BTreeMap::new();
+        for row in comm.iter().filter(|c| c.stage == stage) {
+            let total = by_op.entry(row.op).or_default();
+            total.count += row.count;
+            total.wire_bytes += row.count as f64 * row.wire_bytes;
+        }
+        let wire_bytes_per_rank = by_op.values().map(|t| t.wire_bytes).sum();
+        CommTotal { wire_bytes_per_rank, by_op }
+    };
+    let most = |a: &CommTotal, b: &CommTotal| a.wire_bytes_per_rank.total_cmp(&b.wire_bytes_per_rank);
+    (0..stages)
+        .rev()
+        .map(of)
+        .max_by(most)
+        .unwrap_or(CommTotal { wire_bytes_per_rank: 0.0, by_op: BTreeMap::new() })
+}
+
+fn comm(sharded: &ShardedGraph, program: &Program, cluster: &Cluster, timeline: &Timeline) -> Vec<Comm> {
     let makers = sharded.graph.makers();
     let mut rows: Vec<Comm> = Vec::new();
-    for (s, stage, segment, count) in each_segment(program) {
-        let exposed = timeline::exposed(stage, segment, &program.mesh, cluster);
-        for instruction in &segment.instructions {
-            let Instruction::Start { token, parts } = instruction else { continue };
-            let message = cost::call(parts, stage, &program.mesh);
-            if message.group == 1 {
-                continue;
+    for (s, stage) in program.stages.iter().enumerate() {
+        let mut joins = 0;
+        for (i, segment) in stage.segments.iter().enumerate() {
+            let count = calls(stage, i);
+            let exposed: HashMap<u32, f64> = timeline.profiles[s][i].exposed().collect();
+            for instruction in &segment.instructions {
+                let tensors_of = |values: &[Option<Value>]| -> Vec<String> {
+                    let name = |of: &Option<Value>| {
+                        of.map_or(String::new(), |v| names::name(&sharded.graph, &makers, v))
+                    };
+                    values.iter().map(name).collect()
+                };
+                let value = |b: BufferId| stage.buffers[b.index()].value;
+                let (op, axes, message, seconds, all_exposed, tensors) = match instruction {
+                    Instruction::Start { token, parts } => {
+                        let message = cost::call(parts, stage, &program.mesh);
+                        let step = &parts[0].step;
+                        let joint = step.axes().iter().any(|a| Some(*a) == program.mesh.pipeline());
+                        joins += usize::from(joint);
+                        if message.group == 1 {
+                            continue;
+                        }
+                        let seconds = cost::message_seconds(message, cluster);
+                        let exposed = match joint {
+                            true => timeline.exposed_joins.get(&(s, joins - 1)).copied(),
+                            false => exposed.get(token).map(|e| e * count as f64),
+                        };
+                        let values: Vec<_> = parts.iter().map(|p| value(p.from).or(value(p.to))).collect();
+                        (step.name(), step.axes().to_vec(), message, seconds, exposed, tensors_of(&values))
+                    }
+                    Instruction::Send { message, from, .. } => {
+                        if program.homes[message.from] == program.homes[message.to] {
+                            continue;
+                        }
+                        let bytes = stage.buffers[from.index()].bytes(&program.mesh);
+                        let call = cost::Message { group: 2, bytes, wire_bytes: bytes as f64, rounds: 1 };
+                        let exposed = timeline.exposed_messages.get(message).copied();
+                        let seconds = cost::message_seconds(call, cluster);
+                        let axes = program.mesh.pipeline().into_iter().collect();
+                        ("send", axes, call, seconds, exposed, tensors_of(&[Some(message.value)]))
+                    }
+                    Instruction::Feed { .. }
+                    | Instruction::Launch { .. }
+                    | Instruction::Local { .. }
+                    | Instruction::Wait { .. }
+                    | Instruction::Sent { .. }
+                    | Instruction::Receive { .. }
+                    | Instruction::Received { .. }
+                    | Instruction::Assign { .. }
+                    | Instruction::Tap { .. } => continue,
+                };
+                rows.push(Comm {
+                    op,
+                    axes: program.mesh.show(&axes).split('.').map(str::to_string).collect(),
+                    group_size: message.group,
+                    stage: s,
+                    phase: phase(segment.kind),
+                    tensor: match &tensors[..] {
+                        [one] => one.clone(),
+                        several => format!("{} and {} more", several[0], several.len() - 1),
+                    },
+                    tensors,
+                    count,
+                    bytes: message.bytes,
+                    wire_bytes: message.wire_bytes,
+                    seconds,
+                    exposed_seconds: all_exposed.map_or(seconds, |e| e / count.max(1) as f64),
+                });
             }
-            let step = &parts[0].step;
-            let value = |b: BufferId| stage.buffers[b.index()].value;
-            let name = |p: &Transfer| {
-                let of = value(p.from).or(value(p.to));
-                of.map_or(String::new(), |v| names::name(&sharded.graph, &makers, v))
-            };
-            let tensors: Vec<String> = parts.iter().map(name).collect();
-            let seconds = cost::message_seconds(message, cluster);
-            rows.push(Comm {
-                op: step.name(),
-                axes: program.mesh.show(step.axes()).split('.').map(str::to_string).collect(),
-                group_size: message.group,
-                stage: s,
-                phase: phase(segment.kind),
-                tensor: match &tensors[..] {
-                    [one] => one.clone(),
-                    several => format!("{} and {} more", several[0], several.len() - 1),
-                },
-                tensors,
-                count,
-                bytes: message.bytes,
-                wire_bytes: message.wire_bytes,
-                seconds,
-                exposed_seconds: exposed.get(token).copied().unwrap_or(seconds),
-            });
         }
     }
     rows
-}
-
-fn compute_seconds(program: &Program, cluster: &Cluster) -> f64 {
-    let of = |stage, instruction| timeline::computing(stage, instruction, &program.mesh, cluster);
-    each_segment(program)
-        .map(|(_, stage, segment, count)| {
-            count as f64 * segment.instructions.iter().map(|i| of(stage, i)).sum::<f64>()
-        })
-        .fold(0.0, |a, b| a + b)
 }
 
 fn memory(program: &Program, cluster: &Cluster) -> Memory {
@@ -407,9 +472,38 @@ fn memory(program: &Program, cluster: &Cluster) -> Memory {
     Memory { peak_bytes, fits, available_bytes: cluster.memory, stages }
 }
 
+fn stage_times(timeline: &Timeline) -> Vec<StageTime> {
+    let step = timeline.seconds();
+    let of = |(stage, row): (usize, &RowTime)| StageTime {
+        stage,
+        compute_seconds: row.compute,
+        exposed_comm_seconds: row.exposed,
+        idle_seconds: (step - row.compute - row.exposed).max(0.0),
+    };
+    timeline.rows.iter().enumerate().map(of).collect()
+}
+
+/// So many actions of all rows are drawn; more would fill screens.
+const DRAWN: usize = 1024;
+/// Columns of the drawing.
+const WIDTH: usize = 100;
+
+fn drawing(sharded: &ShardedGraph, program: &Program, timeline: &Timeline) -> String {
+    let schedule = &sharded.decisions.schedule;
+    let actions: usize = schedule.rows.iter().map(Vec::len).sum();
+    if schedule.stages() < 2 {
+        return String::new();
+    }
+    if actions > DRAWN {
+        return format!("{actions} actions are too many to draw; --format json has the table\n");
+    }
+    draw(schedule, &times(program, schedule, timeline), WIDTH - 2)
+}
+
 fn schedule(sharded: &ShardedGraph) -> Figures {
     let wrong = |stuck| unreachable!("a table that was lowered runs: {stuck}");
-    figures("1f1b", &sharded.decisions.schedule).unwrap_or_else(wrong)
+    let schedule = &sharded.decisions.schedule;
+    figures(schedules::name_of(schedule), schedule).unwrap_or_else(wrong)
 }
 
 fn full_gathers(sharded: &ShardedGraph) -> Vec<FullGather> {

@@ -30,6 +30,7 @@ pub fn text(plan: &Plan, title: &str, cluster: &Cluster) -> String {
     );
     out += &stages(plan);
     out += "\n";
+    out += &pipeline(plan);
     out += &comm(plan);
     for g in &plan.full_gathers {
         let size = bytes(g.bytes as f64);
@@ -81,11 +82,13 @@ fn show(mut table: Table, from: usize) -> String {
 }
 
 fn stages(plan: &Plan) -> String {
-    let mut rows =
-        table(&["stage", "parameters", "optimizer", "gradients", "activations", "temporary", "peak", "time"]);
-    for m in &plan.memory.stages {
+    let memory = ["stage", "parameters", "optimizer", "gradients", "activations", "temporary", "peak"];
+    let several = plan.memory.stages.len() > 1;
+    let time: &[&str] = if several { &["computing", "idle"] } else { &["time"] };
+    let mut rows = table(&[&memory, time].concat());
+    for (m, t) in plan.memory.stages.iter().zip(&plan.time.stages) {
         let b = |n: usize| bytes(n as f64);
-        rows.add_row(vec![
+        let mut row = vec![
             m.stage.to_string(),
             b(m.parameters),
             b(m.optimizer),
@@ -93,10 +96,32 @@ fn stages(plan: &Plan) -> String {
             b(m.activations),
             b(m.temporary),
             b(m.peak),
-            seconds(plan.time.step_seconds),
-        ]);
+        ];
+        match several {
+            true => row.extend([seconds(t.compute_seconds), seconds(t.idle_seconds)]),
+            false => row.push(seconds(plan.time.step_seconds)),
+        }
+        rows.add_row(row);
     }
     show(rows, 1)
+}
+
+/// What the table promises, and how it runs.
+fn pipeline(plan: &Plan) -> String {
+    if plan.drawing.is_empty() {
+        return String::new();
+    }
+    let s = &plan.schedule;
+    let virtuals =
+        if s.virtuals > 1 { format!(", {} virtual stages a rank", s.virtuals) } else { String::new() };
+    let lines: String =
+        plan.drawing.lines().map(|l| format!("  {l}").trim_end().to_string() + "\n").collect();
+    format!(
+        "  schedule {}{virtuals}: {} a micro-batch and direction; idle by the table alone {:.1} %\n\n{lines}\n",
+        s.kind,
+        many(s.boundary_transfers_per_microbatch, "transfer"),
+        100.0 * s.ideal.bubble_fraction
+    )
 }
 
 /// Rows of one kind of collective, axes and phase, as one.
@@ -118,10 +143,12 @@ fn comm(plan: &Plan) -> String {
             None => kinds.push((row, row.count, more)),
         }
     }
-    let mut rows =
-        table(&["collective", "axes", "phase", "group", "calls", "bytes", "wire a rank", "time", "exposed"]);
-    for (k, n, [b, w, s, e]) in kinds {
-        rows.add_row(vec![
+    let several = plan.memory.stages.len() > 1;
+    let stage: &[&str] = if several { &["stage"] } else { &[] };
+    let head = ["collective", "axes", "phase", "group", "calls", "bytes", "wire a rank", "time", "exposed"];
+    let mut rows = table(&[stage, &head].concat());
+    let cells = |k: &Comm, n: usize, [b, w, s, e]: [f64; 4]| {
+        vec![
             k.op.to_string(),
             k.axes.join("."),
             k.phase.to_string(),
@@ -131,9 +158,39 @@ fn comm(plan: &Plan) -> String {
             bytes(w),
             seconds(s),
             seconds(e),
-        ]);
+        ]
+    };
+    // What stages have alike stands once.
+    let mut alike: Vec<(Vec<String>, Vec<usize>)> = Vec::new();
+    for (k, n, sums) in kinds {
+        let row = cells(k, n, sums);
+        match alike.iter_mut().find(|(known, _)| several && *known == row) {
+            Some((_, stages)) => stages.push(k.stage),
+            None => alike.push((row, vec![k.stage])),
+        }
     }
-    show(rows, 3) + &buckets(plan)
+    for (row, stages) in alike {
+        let of = if several { vec![runs(&stages)] } else { Vec::new() };
+        rows.add_row([of, row].concat());
+    }
+    show(rows, if several { 4 } else { 3 }) + &buckets(plan)
+}
+
+/// Numbers in order as `0, 2..5`.
+fn runs(numbers: &[usize]) -> String {
+    let mut out: Vec<(usize, usize)> = Vec::new();
+    for n in numbers {
+        match out.last_mut() {
+            Some((_, last)) if *last + 1 == *n => *last = *n,
+            Some(_) | None => out.push((*n, *n)),
+        }
+    }
+    let show = |(from, to): &(usize, usize)| match to - from {
+        0 => from.to_string(),
+        1 => format!("{from}, {to}"),
+        2.. => format!("{from}..{to}"),
+    };
+    out.iter().map(show).collect::<Vec<_>>().join(", ")
 }
 
 /// How many calls move several tensors.

@@ -4,12 +4,15 @@ use std::collections::BTreeMap;
 
 use ir::graph::Recompute;
 use ir::schedule::Schedule;
-use ir::{Mesh, Name, Places};
+use ir::{Graph, Mesh, Name, Places};
 use models::{Config, Dropout, Shape};
 use passes::{Compiled, Trace};
 use planner::choose::compile;
 use planner::cluster::Cluster;
 use planner::conventions::{free, pieces, places, refine};
+use planner::schedules::named;
+use planner::schedules::refused::Size;
+use planner::stages::{costs, cut};
 use planner::zero::{self, Zero};
 use runtime::data::Batch;
 use runtime::data::rows::Rows;
@@ -66,10 +69,13 @@ pub struct Split {
     pub microbatches: usize,
     /// What is computed again.
     pub recompute: Recompute,
+    /// On a mesh with `pp` the kind of schedule and its virtual stages a rank, if not one stage after the other (1f1b).
+    pub schedule: Option<(&'static str, usize)>,
 }
 
 /// Nothing but the mesh.
-pub const PLAIN: Split = Split { zero: Zero::Off, microbatches: 1, recompute: Recompute::None };
+pub const PLAIN: Split =
+    Split { zero: Zero::Off, microbatches: 1, recompute: Recompute::None, schedule: None };
 
 /// The training step of an oracle's model on a mesh.
 pub fn training_step(oracle: &Oracle, mesh: &str, dump: bool, trace: Trace) -> Compiled {
@@ -106,9 +112,23 @@ pub fn split_step_with(
     graph.scatters = split.zero >= Zero::Gradients;
     let mut places = Places::from(places(&graph, &mesh));
     places.free = free(&graph, &places.at, &mesh);
-    places.schedule = Schedule::one_stage(split.microbatches);
+    (places.schedule, graph.stages) = piped(&graph, &mesh, split);
     zero::split(split.zero, &graph, &mesh, &mut places);
     (compile(graph, &mesh, places, &here(), trace), rows)
+}
+
+/// The table of a step, and where the model is cut.
+pub fn piped(graph: &Graph, mesh: &Mesh, split: Split) -> (Schedule, Vec<usize>) {
+    let stages = mesh.rows();
+    if stages == 1 && split.schedule.is_none() {
+        return (Schedule::one_stage(split.microbatches), Vec::new());
+    }
+    let (kind, virtuals) = split.schedule.unwrap_or(("1f1b", 1));
+    let size = Size { stages, virtuals, microbatches: split.microbatches, group: None };
+    let schedule = (named(kind).expect("a kind").table)(&size).unwrap_or_else(|e| panic!("{e}"));
+    let costs = costs(graph, mesh.ranks() / stages, false, &here());
+    let stages = cut(&costs, schedule.stages());
+    (schedule, stages)
 }
 
 /// The inputs of a step of one micro-batch, as a backend is fed them.

@@ -206,7 +206,10 @@ fn every_split_of_a_model_drops_what_one_device_drops() {
             ("dp=2,tp=2", two),
             ("dp=2", zero),
             ("", full),
-            ("dp=2", Split { recompute: Recompute::Selective, zero: Zero::Gradients, microbatches: 2 }),
+            (
+                "dp=2",
+                Split { recompute: Recompute::Selective, zero: Zero::Gradients, microbatches: 2, ..PLAIN },
+            ),
         ] {
             let found = step(model, RATE, mesh, split, 2);
             assert_eq!(found.len(), want.len());
@@ -232,7 +235,7 @@ fn lockstep_and_the_program_drop_what_one_device_drops() {
     let oracle = read("gpt2");
     for (mesh, split) in [
         ("dp=2,tp=2", PLAIN),
-        ("dp=2", Split { zero: Zero::Parameters, microbatches: 2, recompute: Recompute::Full }),
+        ("dp=2", Split { zero: Zero::Parameters, microbatches: 2, recompute: Recompute::Full, ..PLAIN }),
     ] {
         let (compiled, _) = split_step_with(&oracle, RATE, mesh, split, true, &mut |_, _| {});
         let feeds = random(&compiled.sharded, 5);

@@ -29,7 +29,10 @@ fn splits() -> impl Iterator<Item = (&'static str, Split)> {
     let again = [Recompute::None, Recompute::Selective, Recompute::Full];
     SPLITS.iter().enumerate().flat_map(move |(i, (mesh, microbatches))| {
         let of = move |(k, zero): (usize, &Zero)| {
-            (*mesh, Split { zero: *zero, microbatches: *microbatches, recompute: again[(i + k) % 3] })
+            (
+                *mesh,
+                Split { zero: *zero, microbatches: *microbatches, recompute: again[(i + k) % 3], ..PLAIN },
+            )
         };
         ZERO.iter().enumerate().map(of)
     })

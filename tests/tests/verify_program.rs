@@ -41,10 +41,11 @@ fn rule(fault: &ProgramFault) -> &'static str {
         ProgramFault::Elsewhere(..) => "elsewhere",
         ProgramFault::OtherEnd(_) => "other end",
         ProgramFault::Rows(..) => "rows",
+        ProgramFault::Drifts(..) => "drifts",
     }
 }
 
-const RULES: [&str; 29] = [
+const RULES: [&str; 30] = [
     "operands",
     "type",
     "extent",
@@ -74,6 +75,7 @@ const RULES: [&str; 29] = [
     "elsewhere",
     "other end",
     "rows",
+    "drifts",
 ];
 
 /// What the comments `; error: ...` of a text say, each at the place of its line: the stage for a buffer, the segment

@@ -6,10 +6,12 @@ use ir::ShardedGraph;
 use planner::choose::Best;
 use planner::choose::reasons::reasons;
 use planner::explain::explain;
+use planner::timeline::timeline;
+use planner::timeline::trace::trace;
 use planner::{planfile, render};
 use runtime::files::save::write_text;
 
-use super::print;
+use super::{print, write_trace};
 use crate::args::{Format, PlanArgs};
 use crate::failure::Failure;
 use crate::request::{self, Origin};
@@ -32,6 +34,10 @@ pub(crate) fn run(origin: &Origin, args: &PlanArgs) -> Result<(), Failure> {
     if let Some(path) = &args.output {
         write_text(path, &planfile::write(&compiled.sharded, &compiled.program))
             .map_err(|e| Failure::Write(e.to_string()))?;
+    }
+    if let Some(path) = &args.trace {
+        let timeline = timeline(&compiled.program, &request.cluster);
+        write_trace(path, &trace(&compiled.program, &timeline))?;
     }
     match (args.format, chain) {
         (Format::Text, None) => {

@@ -12,6 +12,7 @@ use ir::Name;
 use ir::state::{AdamW, State};
 use models::Shape;
 use passes::Compiled;
+use planner::timeline::trace::measured;
 use planner::{check, names, plan, units};
 use runtime::checkpoint::Checkpoint;
 use runtime::data::batches::Batches;
@@ -21,10 +22,10 @@ use runtime::data::sample::Sample;
 use runtime::data::{Batch, Source};
 use runtime::files::save::{Data, create_dir_all, write_tensors};
 use runtime::files::weights::Weights;
-use runtime::local::{HostTensor, Local, RunError, Taps};
+use runtime::local::{HostTensor, Local, Mark, RunError, Taps};
 use serde::Serialize;
 
-use super::{export, print};
+use super::{export, print, write_trace};
 use crate::args::TrainArgs;
 use crate::checkpoints::{self, Checkpoints, Start};
 use crate::failure::Failure;
@@ -249,9 +250,10 @@ fn steps(
     if args.dump.is_some() {
         wanted.extend(local.taps().iter().map(ToString::to_string));
     }
-    let mut taps = Taps::of(wanted.iter().map(String::as_str)).finite("loss");
+    let mut taps = Taps::of(wanted.iter().map(String::as_str)).finite("loss").finite("grad_norm");
     let vocabulary = planner::numeric::limits(&request.graph).get("inputs").copied();
     let progress = Progress::new(args.steps, first.step, args.quiet);
+    let mut marks: Vec<Vec<Mark>> = Vec::new();
     for step in first.step..args.steps {
         let position = first.position + (step - first.step);
         let data = source.batch(position)?;
@@ -261,7 +263,11 @@ fn steps(
         let batches = request.rows.split(&data).into_iter().zip(request.rows.numbers());
         let feeds: Vec<_> = batches.map(|(batch, rows)| feeds(request, batch, rows)).collect();
         let start = Instant::now();
-        match local.step(&feeds, &mut taps) {
+        let done = match args.trace {
+            None => local.step(&feeds, &mut taps),
+            Some(_) => local.step_recorded(&feeds, &mut taps).map(|found| marks = found),
+        };
+        match done {
             Ok(()) => {}
             Err(RunError::NotFinite { .. }) => return Err(not_finite(local, compiled, step, &feeds)),
             Err(other) => return Err(other.into()),
@@ -285,6 +291,9 @@ fn steps(
         let written =
             if stopped || due || done.step == args.steps { outputs.checkpoint(local, done)? } else { None };
         // A signal that came while a checkpoint was written costs no further step.
+        if let Some(path) = args.trace.as_ref().filter(|_| stopped || done.step == args.steps) {
+            write_trace(path, &measured(&compiled.program, &marks))?;
+        }
         if stopped || (written.is_some() && stop.load(Ordering::Relaxed)) {
             progress.finish();
             let kept = written.map_or(String::new(), |f| format!("; --resume goes on from {}", f.display()));

@@ -1,9 +1,9 @@
 //! Every message has one sender and one receiver, in the rows where its stages live, and both mean the same by it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Check, ProgramError, ProgramFault};
-use crate::program::{Buffer, Instruction, Message, Program};
+use crate::program::{Buffer, BufferId, Instruction, Message, Program, Region};
 
 /// Where one end of a message stands.
 struct End<'a> {
@@ -62,11 +62,36 @@ pub(super) fn messages(program: &Program, errors: &mut Vec<ProgramError>) {
     }
 }
 
+/// What rows have copies of, all of them change or none.
+pub(super) fn copies(program: &Program, errors: &mut Vec<ProgramError>) {
+    let mut changed: BTreeMap<&str, usize> = BTreeMap::new();
+    let mut kept: Vec<(usize, &str)> = Vec::new();
+    for (row, stage) in program.stages.iter().enumerate() {
+        let writes = stage.segments.iter().flat_map(|s| &s.instructions).flat_map(Instruction::writes);
+        let written: BTreeSet<BufferId> = writes.collect();
+        for (i, buffer) in stage.buffers.iter().enumerate().filter(|(_, b)| b.region == Region::State) {
+            let Some(name) = &buffer.state else { continue };
+            match written.contains(&BufferId(i as u32)) {
+                true => {
+                    changed.entry(name).or_insert(row);
+                }
+                false => kept.push((row, name)),
+            }
+        }
+    }
+    for (row, name) in kept {
+        if let Some(other) = changed.get(name) {
+            let (at, kind) = (format!("stage {row}"), ProgramFault::Drifts(name.to_string(), *other));
+            errors.push(ProgramError { at, kind });
+        }
+    }
+}
+
 impl Check<'_> {
     /// Tokens of messages are unique in a stage, and each is waited for by one instruction that means the same buffer.
     pub(super) fn tokens(&mut self, s: usize) {
-        let mut starts: BTreeMap<u32, Vec<(bool, crate::program::BufferId)>> = BTreeMap::new();
-        let mut ends: BTreeMap<u32, Vec<(bool, crate::program::BufferId)>> = BTreeMap::new();
+        let mut starts: BTreeMap<u32, Vec<(bool, BufferId)>> = BTreeMap::new();
+        let mut ends: BTreeMap<u32, Vec<(bool, BufferId)>> = BTreeMap::new();
         for instruction in self.stage.segments.iter().flat_map(|s| &s.instructions) {
             match instruction {
                 Instruction::Send { token, from, .. } => {

@@ -5,7 +5,7 @@
 //! beside computing, and no earlier, since one that waits may hold up what else the device does. It waits until something
 //! is sent only before the memory is used again, and only once the other side is ready for it by the clock of the table:
 //! every wait is for something earlier on that clock, so no circle of waits can arise, even if a send ends no sooner than
-//! it is received (rendezvous).
+//! it is received (rendezvous). Between two actions what is early comes first, [`LATE`] on that clock before the rest.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -35,6 +35,9 @@ pub(super) fn calls(schedule: &Schedule, homes: &[usize], stages: &mut [Stage]) 
     }
 }
 
+/// Actions take whole units of time; what is not early comes this much after the end of the action before.
+const LATE: f64 = 0.25;
+
 /// The actions whose segments send something, and who receives it: by stage and kind of the sender.
 type Receivers = HashMap<(usize, Kind), Vec<(usize, Kind)>>;
 
@@ -62,7 +65,7 @@ impl Clock {
             ends.extend(spans.iter().map(|s| s.end));
             for (i, action) in row.iter().enumerate() {
                 for half in halves(*action, &stages[homes[action.stage]]) {
-                    clock.before.insert(half, ends[i]);
+                    clock.before.insert(half, ends[i] + LATE);
                     clock.earlier.insert(half, ends[i.saturating_sub(1)]);
                 }
             }
@@ -185,10 +188,10 @@ impl<'a> Walk<'a> {
         for (i, action) in row.iter().enumerate() {
             let Some(m) = action.microbatch else { continue };
             let now = self.clock.boundaries[self.row][i];
-            self.prepare(*action, m, now);
-            if let Some((next, m)) = row.get(i + 1).and_then(|a| Some((*a, a.microbatch?))) {
-                self.prepare_early(next, m, now);
-            }
+            let next = row.get(i + 1).and_then(|a| Some((*a, a.microbatch?)));
+            next.into_iter().for_each(|(next, m)| self.backward_early(next, m, now));
+            self.prepare(*action, m, now + LATE);
+            next.into_iter().for_each(|(next, m)| self.forward_early(next, m, now + LATE));
             let slot = self.of[&(action.stage, m)];
             for half in halves(*action, self.stage) {
                 self.call(half, Duty::Work, slot);
@@ -264,26 +267,25 @@ impl<'a> Walk<'a> {
         self.of.insert((stage, m), slot);
     }
 
-    /// The same for the next action, if that costs no slot and nothing has to be waited for.
-    fn prepare_early(&mut self, action: Action, m: usize, now: f64) {
-        let receives = halves(action, self.stage)
-            .iter()
-            .any(|half| self.segment(half.stage, half.kind, Duty::Post).is_some());
-        let fine = match action.kind {
-            Kind::Forward => {
-                let room = self.slots.len() < self.limit;
-                self.limit > 0
-                    && receives
-                    && !self.of.contains_key(&(action.stage, m))
-                    && (self.free(now).is_some() || room)
-            }
-            Kind::Backward | Kind::Input => {
-                let early = halves(action, self.stage).into_iter().all(|half| self.clock.early(half));
-                receives && early && self.of.contains_key(&(action.stage, m))
-            }
-            Kind::Begin | Kind::Weight | Kind::Unshard | Kind::Drop | Kind::Reduce | Kind::Optimizer => false,
-        };
-        if fine {
+    fn receives(&self, action: Action) -> bool {
+        let post = |half: &Action| self.segment(half.stage, half.kind, Duty::Post).is_some();
+        halves(action, self.stage).iter().any(post)
+    }
+
+    /// The same for the next action, if it is a forward and that costs no slot.
+    fn forward_early(&mut self, action: Action, m: usize, now: f64) {
+        let room = self.limit > 0 && (self.slots.len() < self.limit || self.free(now).is_some());
+        let new = !self.of.contains_key(&(action.stage, m));
+        if action.kind == Kind::Forward && new && room && self.receives(action) {
+            self.prepare(action, m, now);
+        }
+    }
+
+    /// The same for the next action, if it is a backward and nothing has to be waited for.
+    fn backward_early(&mut self, action: Action, m: usize, now: f64) {
+        let backward = matches!(action.kind, Kind::Backward | Kind::Input);
+        let early = halves(action, self.stage).into_iter().all(|half| self.clock.early(half));
+        if backward && early && self.of.contains_key(&(action.stage, m)) && self.receives(action) {
             self.prepare(action, m, now);
         }
     }

@@ -2,8 +2,9 @@
 //!
 //! A node of a micro-batch runs in the stage of its mark. What follows from inputs, indices, constants and states alone (masks,
 //! rotary tables, parameters in another type or sharding) runs in every stage that uses it: it costs less than sending it.
-//! A node of the update runs in the rows that have all its operands. Where none has them all, a sum is made of the sums of
-//! rows, and anything else has its smaller operands brought.
+//! A node of the update runs where what it leads to is needed: where the states live that it changes, and everywhere if every
+//! rank must know it. Operands that are not there are brought, or what is made of them, whichever is less; a sum whose
+//! operands no row has all is made of the sums of rows.
 
 use ir::schedule::{Kind, Schedule};
 use ir::state::Role;
@@ -202,19 +203,51 @@ impl Placing<'_> {
         rows
     }
 
-    /// The rows that have what each node of the update needs.
+    /// By value the rows in whose update it is needed in the end: where a state lives that it leads to, and everywhere what
+    /// every rank must know.
+    fn wanted(&self, states: &BTreeMap<Name, Rows>) -> Vec<Rows> {
+        let graph = self.graph;
+        let mut wanted = vec![vec![false; self.first.len()]; graph.values.len()];
+        for node in graph.nodes.iter().rev().filter(|n| n.mark.part == Part::Update) {
+            let own = self.wanted_of(node, states, &wanted);
+            for v in &node.args {
+                wanted[v.index()] = either(&wanted[v.index()], &own);
+            }
+        }
+        wanted
+    }
+
+    /// The same of a node; of what is handed out in pieces it is enough where it is.
+    fn wanted_of(&self, node: &Node, states: &BTreeMap<Name, Rows>, wanted: &[Rows]) -> Rows {
+        let all = |is| vec![is; self.first.len()];
+        if let Op::Assign(name) = &node.op {
+            return states.get(name).cloned().unwrap_or_else(|| all(false));
+        }
+        if let Op::Tap(_) = node.op {
+            return all(self.is_told(node));
+        }
+        node.results.iter().fold(all(false), |rows, v| either(&rows, &wanted[v.index()]))
+    }
+
+    /// Whether every rank must know it before it goes on: a scalar that is handed out.
+    fn is_told(&self, node: &Node) -> bool {
+        matches!(node.op, Op::Tap(_)) && node.args.iter().all(|v| self.graph.shape(*v).is_empty())
+    }
+
+    /// The rows that run each node of the update.
     fn update(&mut self) {
         let graph = self.graph;
+        let all = vec![true; self.first.len()];
         let states = self.states();
+        let wanted = self.wanted(&states);
         for (i, node) in graph.nodes.iter().enumerate() {
             let rows = if let Op::State(name) = &node.op {
-                states.get(name).cloned().unwrap_or_else(|| vec![true; self.first.len()])
+                states.get(name).unwrap_or(&all).clone()
             } else if node.mark.part == Part::Update {
-                self.place(i)
+                let own = self.wanted_of(node, &states, &wanted);
+                self.place(i, &own)
             } else if self.free[i] {
-                node.args
-                    .iter()
-                    .fold(vec![true; self.first.len()], |rows, v| both(&rows, &self.rows[v.index()]))
+                node.args.iter().fold(all.clone(), |rows, v| both(&rows, &self.rows[v.index()]))
             } else {
                 self.rows_of(&self.of[i])
             };
@@ -229,36 +262,45 @@ impl Placing<'_> {
         (0..rows.len()).filter(|r| rows[*r]).map(|r| (self.first[r], Kind::Optimizer)).collect()
     }
 
-    /// The rows of a node of the update, and what it has brought.
-    fn place(&mut self, i: usize) -> Rows {
+    /// The rows of a node of the update that is wanted in some, and what it has brought there.
+    fn place(&mut self, i: usize, wanted: &Rows) -> Rows {
         let node = &self.graph.nodes[i];
-        let all = vec![true; self.first.len()];
         let size = |v: &Value| self.graph.shape(*v).iter().product::<usize>();
-        // What every rank must know before it goes on.
-        let told = matches!(node.op, Op::Tap(_)) && node.args.iter().all(|v| self.graph.shape(*v).is_empty());
-        if told && node.args.iter().any(|v| self.rows[v.index()] != all) {
-            for v in node.args.clone() {
-                self.bring(i, v);
-            }
-            return all;
-        }
-        let rows = node.args.iter().fold(all.clone(), |rows, v| both(&rows, &self.rows[v.index()]));
-        if rows.contains(&true) {
+        let rows =
+            node.args.iter().fold(vec![true; wanted.len()], |rows, v| both(&rows, &self.rows[v.index()]));
+        if within(wanted, &rows) && rows.contains(&true) {
             return rows;
         }
-        if node.op == Op::Add {
+        if node.op == Op::Add && !rows.contains(&true) {
             self.crossings.entry(i).or_default().push(Crossing::Sum);
-            return all;
+            return vec![true; wanted.len()];
         }
-        let mut args = node.args.clone();
-        args.sort_by_key(|v| std::cmp::Reverse(size(v)));
-        let mut rows = all;
-        for v in args {
+        let somewhere = wanted.contains(&true);
+        let mut lacking: Vec<Value> = node
+            .args
+            .iter()
+            .filter(|v| !somewhere || !within(wanted, &self.rows[v.index()]))
+            .copied()
+            .collect();
+        let result: usize = node.results.iter().map(size).sum();
+        if rows.contains(&true)
+            && !node.results.is_empty()
+            && lacking.iter().map(size).sum::<usize>() > result
+        {
+            // It is less to bring what it makes to who uses that.
+            return rows;
+        }
+        // Where nothing says where, it runs where its largest operand is.
+        lacking.sort_by_key(|v| std::cmp::Reverse(size(v)));
+        let mut rows = vec![true; wanted.len()];
+        for v in node.args.iter().filter(|v| !lacking.contains(v)) {
+            rows = both(&rows, &self.rows[v.index()]);
+        }
+        for v in lacking {
             let next = both(&rows, &self.rows[v.index()]);
-            if next.contains(&true) {
-                rows = next;
-            } else {
-                self.bring(i, v);
+            match next.contains(&true) && !somewhere {
+                true => rows = next,
+                false => self.bring(i, v),
             }
         }
         rows
@@ -379,6 +421,10 @@ impl Placing<'_> {
         }
         sends
     }
+}
+
+fn within(a: &Rows, b: &Rows) -> bool {
+    a.iter().zip(b).all(|(a, b)| !*a || *b)
 }
 
 fn both(a: &Rows, b: &Rows) -> Rows {

@@ -58,6 +58,16 @@ pub fn named(name: &str) -> Option<&'static Named> {
     SCHEDULES.iter().find(|s| s.name == name)
 }
 
+/// What a table is called: the kind that makes it, the usual one if several do, or `table`.
+pub fn name_of(schedule: &Schedule) -> &'static str {
+    let stages = schedule.rows.len();
+    let virtuals = schedule.stages() / stages.max(1);
+    let size = Size { stages, virtuals, microbatches: schedule.microbatches(), group: None };
+    let makes = |kind: &&Named| (kind.table)(&size).is_ok_and(|table| table == *schedule);
+    let usual = SCHEDULES.iter().filter(|s| s.name == "1f1b").chain(SCHEDULES);
+    usual.into_iter().find(makes).map_or("table", |kind| kind.name)
+}
+
 /// Rows with the optimizer of each of their stages at the end.
 fn finished(rows: Vec<Vec<Action>>, homes: Vec<usize>) -> Schedule {
     let mut schedule = Schedule { rows, homes };

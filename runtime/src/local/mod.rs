@@ -27,6 +27,7 @@ mod meet;
 mod message;
 mod numbers;
 mod rank;
+mod record;
 mod states;
 #[cfg(test)]
 mod tests;
@@ -43,11 +44,13 @@ use arena::Arena;
 use code::Code;
 use meet::Meet;
 use rank::Step;
+use record::Recorder;
 use traffic::Counts;
 use workers::Workers;
 
 pub use error::RunError;
 pub use host::{HostTensor, Taps};
+pub use record::Mark;
 pub use states::{Fill, FillBytes};
 pub use traffic::Traffic;
 pub use watch::NotFinite;
@@ -124,6 +127,29 @@ impl Local {
     /// with a tap that every rank has in full, as a loss, no state changed. After another error the states may be half
     /// written.
     pub fn step(&mut self, feeds: &[BTreeMap<Name, HostTensor>], taps: &mut Taps) -> Result<(), RunError> {
+        self.step_by(feeds, taps, None)
+    }
+
+    /// The same, and tells for each rank when it did what.
+    ///
+    /// # Errors
+    /// As [`Local::step`].
+    pub fn step_recorded(
+        &mut self,
+        feeds: &[BTreeMap<Name, HostTensor>],
+        taps: &mut Taps,
+    ) -> Result<Vec<Vec<Mark>>, RunError> {
+        let recorder = Recorder::new(self.program.mesh.ranks());
+        self.step_by(feeds, taps, Some(&recorder))?;
+        Ok(recorder.finish())
+    }
+
+    fn step_by(
+        &mut self,
+        feeds: &[BTreeMap<Name, HostTensor>],
+        taps: &mut Taps,
+        recorder: Option<&Recorder>,
+    ) -> Result<(), RunError> {
         self.check_feeds(feeds)?;
         self.meet.reset();
         self.counts.reset();
@@ -135,6 +161,7 @@ impl Local {
             feeds,
             taps: &self.taps,
             finite: &taps.finite,
+            recorder,
         };
         let result = self.workers.step(&step);
         if result.is_err() {

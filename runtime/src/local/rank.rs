@@ -10,6 +10,7 @@ use super::error::RunError;
 use super::host::{HostTensor, TapTargets};
 use super::meet::{Meet, Meeting, Progress};
 use super::numbers;
+use super::record::{Mark, Recorder};
 use super::traffic::Counts;
 
 /// What a worker needs for whichever rank it runs.
@@ -45,6 +46,8 @@ pub struct Step<'a> {
     pub taps: &'a TapTargets,
     /// The taps that must be finite.
     pub finite: &'a BTreeSet<Name>,
+    /// Who takes the times.
+    pub recorder: Option<&'a Recorder>,
 }
 
 /// What an op came to.
@@ -69,6 +72,9 @@ pub struct Rank {
     started: Vec<usize>,
     /// Where the collectives of this call are, by token.
     open: Vec<Meeting>,
+    /// When the call began, and the wait in it, if somebody takes the times.
+    call_began: f64,
+    wait_began: Option<f64>,
 }
 
 // SAFETY: the arena belongs to this rank while it runs; others touch only what it left in a post, by the rules there.
@@ -82,12 +88,13 @@ impl Rank {
         let tokens = code.ranks[number].segments.iter().map(|s| s.tokens).max().unwrap_or(0);
         let started = vec![0; code.groups.len()];
         let open = vec![Meeting { group: 0, number: 0 }; tokens];
-        Rank { number, arena, call: 0, op: 0, started, open }
+        Rank { number, arena, call: 0, op: 0, started, open, call_began: 0.0, wait_began: None }
     }
 
     /// Back to the start of a step.
     pub fn reset(&mut self) {
         (self.call, self.op) = (0, 0);
+        self.wait_began = None;
         self.started.fill(0);
     }
 
@@ -125,9 +132,21 @@ impl Rank {
         let Some(call) = code.calls.get(self.call) else { return Ok(Turn::Done) };
         let segment = &code.segments[call.segment];
         let Some(op) = segment.ops.get(self.op) else {
+            if let Some(recorder) = step.recorder {
+                let (start, end) = (self.call_began, recorder.now());
+                recorder.note(self.number, Mark { call: self.call, wait: None, start, end });
+            }
             (self.call, self.op) = (self.call + 1, 0);
             return Ok(Turn::Moved);
         };
+        if let Some(recorder) = step.recorder {
+            if self.op == 0 && self.wait_began.is_none() {
+                self.call_began = recorder.now();
+            }
+            if matches!(op, Op::Wait { .. } | Op::Done { .. }) && self.wait_began.is_none() {
+                self.wait_began = Some(recorder.now());
+            }
+        }
         let arena = self.arena;
         let address = |place: Place| {
             // SAFETY: `load` checked that every buffer lies in the arena, in every slot.
@@ -223,6 +242,10 @@ impl Rank {
                     return Err(RunError::NotFinite { tap: name.clone() });
                 }
             }
+        }
+        if let (Some(recorder), Some(start)) = (step.recorder, self.wait_began.take()) {
+            let mark = Mark { call: self.call, wait: Some(self.op), start, end: recorder.now() };
+            recorder.note(self.number, mark);
         }
         self.op += 1;
         Ok(Turn::Moved)

@@ -32,53 +32,67 @@ pub struct Traffic {
     pub wire_bytes: f64,
 }
 
-/// The largest over ranks, position by position: groups at an edge of the mesh have smaller pieces, or none.
+/// The largest over the ranks of a row of the pipeline, position by position: groups at an edge of the mesh have smaller
+/// pieces, or none. What rows do alike is added up.
 pub fn traffic(code: &Code, counts: &Counts) -> Vec<Traffic> {
     let mut rows: Vec<Traffic> = Vec::new();
-    let segments = code.ranks.iter().map(|r| r.segments.len()).max().unwrap_or(0);
-    for s in 0..segments {
-        let tokens = code.ranks.iter().filter_map(|r| r.segments.get(s)).map(|s| s.tokens).max().unwrap_or(0);
-        for t in 0..tokens {
-            let mut largest: Option<Traffic> = None;
-            for (rank, rank_code) in code.ranks.iter().enumerate() {
-                let Some(segment) = rank_code.segments.get(s) else { continue };
-                let start = segment.ops.iter().find_map(|op| match op {
-                    Op::Start { token, bucket, .. } | Op::Post { token, bucket, .. } => {
-                        (*token == t).then_some(bucket)
-                    }
-                    Op::Feed { .. }
-                    | Op::Launch { .. }
-                    | Op::Copy { .. }
-                    | Op::Fill { .. }
-                    | Op::Wait { .. }
-                    | Op::Done { .. }
-                    | Op::Tap { .. } => None,
-                });
-                let Some(bucket) = start else { continue };
-                let c = bucket.first();
-                let count = counts.get(rank, s, t);
-                if count > 0 && largest.as_ref().is_none_or(|l| (l.bytes, l.count) < (bucket.bytes, count)) {
-                    largest = Some(Traffic {
-                        op: c.op,
-                        axes: c.axes.clone(),
-                        group_size: c.members.len(),
-                        dtype: c.dtype,
-                        segment: segment.kind,
-                        count,
-                        bytes: bucket.bytes,
-                        wire_bytes: bucket.wire_bytes(),
-                    });
+    for row in 0..code.ranks.iter().map(|r| r.row + 1).max().unwrap_or(0) {
+        let ranks: Vec<usize> = (0..code.ranks.len()).filter(|r| code.ranks[*r].row == row).collect();
+        let segments = ranks.iter().map(|r| code.ranks[*r].segments.len()).max().unwrap_or(0);
+        for s in 0..segments {
+            let segment = |r: &usize| code.ranks[*r].segments.get(s);
+            let tokens = ranks.iter().filter_map(segment).map(|s| s.tokens).max().unwrap_or(0);
+            for t in 0..tokens {
+                let Some(next) = largest(code, counts, &ranks, s, t) else { continue };
+                let count = next.count;
+                match rows.iter_mut().find(|row| Traffic { count, ..(*row).clone() } == next) {
+                    Some(row) => row.count += count,
+                    None => rows.push(next),
                 }
-            }
-            let Some(next) = largest else { continue };
-            let count = next.count;
-            match rows.iter_mut().find(|row| Traffic { count, ..(*row).clone() } == next) {
-                Some(row) => row.count += count,
-                None => rows.push(next),
             }
         }
     }
     rows
+}
+
+/// Of some ranks the one that sent most by what a segment starts under a number.
+fn largest(code: &Code, counts: &Counts, ranks: &[usize], s: usize, t: usize) -> Option<Traffic> {
+    let mut largest: Option<Traffic> = None;
+    for rank in ranks {
+        let Some(segment) = code.ranks[*rank].segments.get(s) else { continue };
+        let start = segment.ops.iter().find_map(|op| match op {
+            // Who receives a message sends nothing.
+            Op::Start { token, bucket, .. } | Op::Post { token, member: 0, bucket, .. } => {
+                (*token == t).then_some(bucket)
+            }
+            Op::Feed { .. }
+            | Op::Launch { .. }
+            | Op::Copy { .. }
+            | Op::Fill { .. }
+            | Op::Wait { .. }
+            | Op::Post { .. }
+            | Op::Done { .. }
+            | Op::Tap { .. } => None,
+        });
+        let Some(bucket) = start else { continue };
+        let c = bucket.first();
+        let count = counts.get(*rank, s, t);
+        if count > 0 && largest.as_ref().is_none_or(|l| (l.bytes, l.count) < (bucket.bytes, count)) {
+            // Both ends of a message may be one rank.
+            let itself = c.members.iter().all(|m| *m == c.members[0]);
+            largest = Some(Traffic {
+                op: c.op,
+                axes: c.axes.clone(),
+                group_size: if itself { 1 } else { c.members.len() },
+                dtype: c.dtype,
+                segment: segment.kind,
+                count,
+                bytes: bucket.bytes,
+                wire_bytes: bucket.wire_bytes(),
+            });
+        }
+    }
+    largest
 }
 
 /// How often a rank performed each collective of its code.

@@ -57,7 +57,15 @@ impl Local {
         let mut desk = Desk::new(code.scratch, code.operands);
         let (taps, finite) = (TapTargets::default(), std::collections::BTreeSet::new());
         let counts = Counts::new(code);
-        let step = Step { code, meet: &self.meet, counts: &counts, feeds, taps: &taps, finite: &finite };
+        let step = Step {
+            code,
+            meet: &self.meet,
+            counts: &counts,
+            feeds,
+            taps: &taps,
+            finite: &finite,
+            recorder: None,
+        };
         let mut minus = None;
         loop {
             let mut moved = false;
