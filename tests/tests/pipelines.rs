@@ -88,6 +88,13 @@ fn every_schedule_has_the_losses_of_the_oracle() {
         let (compiled, rows) = split_step_with(oracle, none, mesh, split, false, &mut |_, _| {});
         check(&compiled.sharded, &compiled.program).unwrap_or_else(|e| panic!("{at}: {}", e.join("\n")));
         let plan = plan(&compiled.sharded, &compiled.program, &here());
+        // Once a step numbers go over the pipeline, and what stages share.
+        let over = plan.comm.iter().filter(|c| c.axes == ["pp"] && c.phase == "update");
+        let large = over.filter(|c| c.bytes > 4).count();
+        let shares =
+            compiled.program.stages.iter().flat_map(|s| &s.buffers).filter(|b| b.state.is_some()).count()
+                > compiled.program.states.len() + compiled.program.stages.len() - 1;
+        assert_eq!(large > 0, shares, "{at}");
         let mut local = Local::new(&compiled.program, 2).unwrap_or_else(|e| panic!("{at}: {e}"));
         assert_eq!(local.arena_bytes(), plan.memory.peak_bytes, "{at}");
         fill(&mut local, &compiled.program, oracle);

@@ -285,9 +285,9 @@ impl Placing<'_> {
         let result: usize = node.results.iter().map(size).sum();
         if rows.contains(&true)
             && !node.results.is_empty()
-            && lacking.iter().map(size).sum::<usize>() > result
+            && lacking.iter().map(size).sum::<usize>() >= result
         {
-            // It is less to bring what it makes to who uses that.
+            // It is no more to bring what it makes to who uses that.
             return rows;
         }
         // Where nothing says where, it runs where its largest operand is.
