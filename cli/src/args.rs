@@ -103,7 +103,8 @@ pub struct SplitArgs {
     #[arg(long, value_name = "P")]
     pub dropout: Option<f64>,
     /// In which order micro-batches go through a pipeline (--mesh pp=4): gpipe, 1f1b (the default), interleaved, looping,
-    /// zb-h1, zb-h2, zb-v, dualpipe-v; or a file with a line a rank, as in 0F0 0F1 0B0 0B1 0O
+    /// zb-h1, zb-h2, zb-v, dualpipe-v; auto, the fastest by price that fits; or a file with a line a rank, as in
+    /// 0F0 0F1 0B0 0B1 0O
     #[arg(long, value_name = "KIND|FILE")]
     pub schedule: Option<String>,
     /// Virtual stages a rank of the pipeline; 1, or 2 for the kinds that have several

@@ -15,6 +15,9 @@ use crate::failure::Failure;
 /// The kind that a step has unless the user names one.
 const USUAL: &str = "1f1b";
 
+/// The kind that is chosen.
+const AUTO: &str = "auto";
+
 /// How a step runs through a pipeline.
 pub struct Pipeline {
     /// The kind of schedule, or its file.
@@ -29,36 +32,59 @@ pub fn microbatches(args: &SplitArgs, mesh: &Mesh) -> usize {
     args.microbatches.unwrap_or(if rows > 1 { 4 * rows } else { 1 })
 }
 
-/// The table that was asked for.
+/// The table that was asked for; with `auto` one of each kind that has one, with several numbers of virtual stages.
 ///
 /// # Errors
 /// A kind that does not exist or has no table of this size; a file that is no table, or one of another size.
-pub fn pipeline(args: &SplitArgs, mesh: &Mesh, microbatches: usize) -> Result<Pipeline, Failure> {
+pub fn pipelines(
+    args: &SplitArgs,
+    graph: &Graph,
+    mesh: &Mesh,
+    microbatches: usize,
+) -> Result<Vec<Pipeline>, Failure> {
     let rows = mesh.rows();
     let wanted = args.schedule.as_deref().unwrap_or(USUAL);
-    let Pipeline { kind, mut schedule } = match named(wanted) {
-        Some(kind) => {
+    let size = |virtuals| Size { stages: rows, virtuals, microbatches, group: args.group };
+    let mut found = match (wanted, named(wanted)) {
+        (AUTO, _) => every_kind(args, graph, rows, &size),
+        (_, Some(kind)) => {
             let virtuals = args.r#virtual.unwrap_or(kind.virtuals);
-            let size = Size { stages: rows, virtuals, microbatches, group: args.group };
-            let table = (kind.table)(&size).map_err(|e| Failure::Request(e.to_string()))?;
-            Pipeline { kind: kind.name.to_string(), schedule: table }
+            let schedule = (kind.table)(&size(virtuals)).map_err(|e| Failure::Request(e.to_string()))?;
+            vec![Pipeline { kind: kind.name.to_string(), schedule }]
         }
-        None => from_file(args, wanted, rows, microbatches)?,
+        (_, None) => vec![from_file(args, wanted, rows, microbatches)?],
     };
     if args.mode == Mode::Forward {
-        schedule.rows.iter_mut().for_each(|row| row.retain(|a| a.kind == Kind::Forward));
+        let forward = |p: &mut Pipeline| {
+            p.schedule.rows.iter_mut().for_each(|row| row.retain(|a| a.kind == Kind::Forward));
+        };
+        found.iter_mut().for_each(forward);
     }
-    Ok(Pipeline { kind, schedule })
+    Ok(found)
+}
+
+/// The tables that `auto` chooses from: no more virtual stages than the model has places to cut.
+fn every_kind(args: &SplitArgs, graph: &Graph, rows: usize, size: &dyn Fn(usize) -> Size) -> Vec<Pipeline> {
+    let virtuals = args.r#virtual.map_or(vec![1, 2, 4], |l| vec![l]);
+    let mut found: Vec<Pipeline> = Vec::new();
+    for kind in SCHEDULES {
+        for l in virtuals.iter().filter(|l| rows * **l <= graph.depth().max(rows)) {
+            let Ok(schedule) = (kind.table)(&size(*l)) else { continue };
+            // Several kinds are one where there is little to order.
+            if found.iter().all(|known| known.schedule != schedule) {
+                found.push(Pipeline { kind: kind.name.to_string(), schedule });
+            }
+        }
+    }
+    found
 }
 
 fn from_file(args: &SplitArgs, wanted: &str, rows: usize, microbatches: usize) -> Result<Pipeline, Failure> {
     let wrong = |what: String| Failure::Request(format!("--schedule {wanted}: {what}"));
-    if wanted == "auto" {
-        return Err(Failure::NotBuilt("--schedule auto".to_string()));
-    }
     if !Path::new(wanted).exists() {
         let kinds: Vec<&str> = SCHEDULES.iter().map(|s| s.name).collect();
-        return Err(wrong(format!("there is no such kind and no such file; kinds are {}", kinds.join(", "))));
+        let kinds = kinds.join(", ");
+        return Err(wrong(format!("there is no such kind and no such file; kinds are {kinds}, and auto")));
     }
     let text = std::fs::read_to_string(wanted).map_err(|e| wrong(e.to_string()))?;
     let schedule = read::read(&text, wanted).map_err(|e| Failure::Request(e.to_string()))?;

@@ -42,6 +42,7 @@ pub enum Origin {
 }
 
 /// A request that makes sense.
+#[derive(Clone)]
 pub struct Request {
     /// What the plan is titled with.
     pub title: String,
@@ -92,9 +93,7 @@ pub fn read(origin: &Origin, args: &SplitArgs, fed: Option<Shape>) -> Result<Req
     check_constraints(&graph, &mesh, &constraint_lines(args))?;
     let mesh = refine(&graph, &mesh);
     let mut places = Places::from(places(&graph, &mesh));
-    let Pipeline { kind, schedule } = pipeline::pipeline(args, &mesh, rows.microbatches())?;
-    graph.stages = pipeline::stages(args, &graph, &mesh, &schedule, &cluster)?;
-    places.schedule = schedule;
+    let tables = pipeline::pipelines(args, &graph, &mesh, rows.microbatches())?;
     places.bucket_bytes = buckets(args, &mesh)?;
     places.free = free(&graph, &places.at, &mesh);
     if let Some(rules) = &rules {
@@ -119,7 +118,34 @@ pub fn read(origin: &Origin, args: &SplitArgs, fed: Option<Shape>) -> Result<Req
         Again::Selective => Recompute::Selective,
         Again::Full => Recompute::Full,
     };
-    Ok(Request { title, config, graph, shape, rows, mesh, places, schedule: kind, cluster })
+    let request =
+        Request { title, config, graph, shape, rows, mesh, places, schedule: String::new(), cluster };
+    let mut requests = Vec::new();
+    for Pipeline { kind, schedule } in tables {
+        let mut request = request.clone();
+        request.graph.stages =
+            pipeline::stages(args, &request.graph, &request.mesh, &schedule, &request.cluster)?;
+        (request.places.schedule, request.schedule) = (schedule, kind);
+        requests.push(request);
+    }
+    best(requests)
+        .ok_or_else(|| Failure::Request("--schedule auto: no kind has a table of this size".to_string()))
+}
+
+/// The request whose step is fastest by price, of those that fit; if none does, the one that needs least.
+fn best(mut requests: Vec<Request>) -> Option<Request> {
+    if requests.len() == 1 {
+        return requests.pop();
+    }
+    let of = |request: Request| {
+        let plan = request.plan(&request.compile_and_tell(&|_, _| {}));
+        let least = if plan.memory.fits { plan.time.step_seconds } else { plan.memory.peak_bytes as f64 };
+        ((!plan.memory.fits, least), request)
+    };
+    let less = |(a, _): &((bool, f64), Request), (b, _): &((bool, f64), Request)| {
+        a.0.cmp(&b.0).then(a.1.total_cmp(&b.1))
+    };
+    requests.into_iter().map(of).min_by(less).map(|(_, request)| request)
 }
 
 /// In which types values are kept; none: all in f32.

@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
-use ir::graph::Recompute;
 use meshc_tests::oracle::{Oracle, read};
 use meshc_tests::whole::{PLAIN, Split, split_step};
 use planner::zero::Zero;
@@ -394,6 +393,9 @@ fn every_mesh_takes_up_what_another_left() {
             ("tp=2", Zero::Off),
             ("tp=4", Zero::Off),
             ("dp=2,tp=4", Zero::Parameters),
+            ("pp=2", Zero::Off),
+            ("dp=2,pp=4", Zero::Parameters),
+            ("pp=2,tp=2", Zero::Off),
         ];
         for (mesh, zero) in meshes {
             let (mut local, cuts, about) = program(&oracle, mesh, zero);
@@ -415,16 +417,16 @@ fn every_mesh_takes_up_what_another_left() {
     }
 }
 
-/// From dp=4 with everything split to tp=2 and on to dp=5: the same losses as on one rank, but for the order of sums.
+/// From dp=4 with everything split to a pipeline, from there to tp=2 (B57) and on to dp=5: the same losses as on one rank, but for the order of sums.
 #[test]
 fn a_run_goes_on_on_another_mesh() {
     let folder = tiny();
     let run = |mesh: &str, to: &str| {
         let words = format!(
-            "{mesh} --steps 12 --every 4 --keep 3 --checkpoint @/{to} --metrics @/{to}.jsonl --resume --quiet"
+            "{mesh} --steps 16 --every 4 --keep 4 --checkpoint @/{to} --metrics @/{to}.jsonl --resume --quiet"
         );
         expect(&mut train(folder.path(), &words), 0, &[]);
-        assert_eq!(steps(&folder.path().join(to)), [4, 8, 12], "{mesh}");
+        assert_eq!(steps(&folder.path().join(to)), [4, 8, 12, 16], "{mesh}");
     };
     // As if it had been stopped there.
     let stopped = |step: usize| {
@@ -437,15 +439,17 @@ fn a_run_goes_on_on_another_mesh() {
     run("", "still");
     run("--mesh dp=4 --zero 3", "moved");
     stopped(4);
-    run("--mesh tp=2", "moved");
+    run("--mesh pp=2 --schedule zb-h1 --microbatches 2", "moved");
     stopped(8);
+    run("--mesh tp=2", "moved");
+    stopped(12);
     run("--mesh dp=5 --zero 2", "moved");
     let losses = |name: &str| -> Vec<f64> {
         let text = std::fs::read_to_string(folder.path().join(name)).unwrap();
         text.lines().map(|l| serde_json::from_str::<Value>(l).unwrap()["loss"].as_f64().unwrap()).collect()
     };
     let (moved, still) = (losses("moved.jsonl"), losses("still.jsonl"));
-    assert_eq!((moved.len(), still.len()), (12, 12));
+    assert_eq!((moved.len(), still.len()), (16, 16));
     for (step, (a, b)) in moved.iter().zip(&still).enumerate() {
         assert!((a - b).abs() < 2e-5, "step {step}: {a} and {b}");
     }

@@ -57,7 +57,26 @@ fn what_makes_no_sense_is_refused() {
         ),
         (&["plan", &model, "--mesh", "dp=2,dp=2"], &["axis dp is named twice"]),
         (&["plan", &model, "--mesch", "dp=2"], &["--mesch", "--mesh"]),
-        (&["plan", &model, "--mesh", "pp=2"], &["axis pp (layers)", "not built yet"]),
+        (&["plan", &model, "--mesh", "cp=2"], &["axis cp (sequence)", "not built yet"]),
+        (
+            &["plan", &model, "--mesh", "pp=2", "--schedule", "2f2b"],
+            &["--schedule 2f2b", "no such kind", "zb-h1"],
+        ),
+        (
+            &["plan", &model, "--mesh", "pp=2", "--schedule", "1f1b", "--virtual", "2"],
+            &["1f1b", "--virtual 1", "interleaved"],
+        ),
+        (
+            &["plan", &model, "--mesh", "pp=2", "--schedule", "zb-v", "--virtual", "3"],
+            &["zb-v", "--virtual 2"],
+        ),
+        (&["plan", &model, "--mesh", "pp=2", "--group", "2"], &["1f1b", "--group 2"]),
+        (&["plan", &model, "--mesh", "pp=2", "--stages", "4"], &["--stages 4: 1 stages", "2", "pp=2"]),
+        (
+            &["plan", &model, "--mesh", "pp=2", "--stages", "3,3"],
+            &["--stages 3,3: 6 layers", "the model has"],
+        ),
+        (&["plan", &model, "--mesh", "pp=2", "--stages", "3,x"], &["--stages 3,x: `x` is no number", "`_`"]),
         (&["plan", &model, "--zero", "4"], &["--zero", "0..=3"]),
         (&["plan", &model, "--sync", "never"], &["--sync", "once", "each"]),
         (&["plan", &model, "--dtype", "f16"], &["--dtype", "f32", "bf16"]),

@@ -215,3 +215,82 @@ fn a_step_is_the_same_in_micro_batches() {
     let wire = |plan: &Value| plan["comm_total"]["wire_bytes_per_rank"].as_f64().unwrap();
     assert!(wire(&each) > 2.9 * wire(&three), "{} and {}", wire(&each), wire(&three));
 }
+
+/// The textbook's figures: slots of a forward pass, in which part of them a rank works, and transfers of a micro-batch.
+#[test]
+fn a_schedule_has_its_figures() {
+    for (p, m, kind, l, slots, used, transfers) in [
+        (4, 8, "gpipe", 1, 11, 8.0 / 11.0, 3),
+        (4, 8, "looping", 2, 19, 16.0 / 19.0, 7),
+        (2, 4, "looping", 2, 9, 8.0 / 9.0, 3),
+    ] {
+        let (mesh, m, l) = (format!("pp={p}"), m.to_string(), l.to_string());
+        let model = folder("llama_deep");
+        let pipe = ["--mesh", &mesh, "--microbatches", &m, "--schedule", kind, "--virtual", &l];
+        let text = meshc(&[&["plan", &model, "--seq", "32", "--format", "json"], &pipe[..]].concat());
+        let plan: Value = serde_json::from_str(&text).unwrap();
+        let s = &plan["schedule"];
+        assert_eq!((s["kind"].as_str(), s["stages"].as_u64()), (Some(kind), Some(p)));
+        assert_eq!(s["forward_slots"].as_u64(), Some(slots), "{kind}");
+        assert_eq!(s["forward_utilization"].as_f64(), Some(used), "{kind}");
+        assert_eq!(s["boundary_transfers_per_microbatch"].as_u64(), Some(transfers), "{kind}");
+        assert_eq!(plan["memory"]["stages"].as_array().unwrap().len(), p as usize);
+        // Terms of the stage that has most to do are the step.
+        let time = |k: &str| plan["time"][k].as_f64().unwrap();
+        let terms = time("compute_seconds") + time("exposed_comm_seconds") + time("bubble_seconds");
+        assert!((terms - time("step_seconds")).abs() < 1e-12, "{kind}");
+        let sends =
+            plan["comm"].as_array().unwrap().iter().filter(|c| c["op"] == "send" && c["phase"] == "forward");
+        let sent: u64 = sends.map(|c| c["count"].as_u64().unwrap()).sum();
+        assert_eq!(sent, transfers * m.parse::<u64>().unwrap(), "{kind}");
+    }
+}
+
+/// A table from a file is run as a kind is; what is wrong in one is said; and a plan of several stages is a file that is
+/// shown and checked.
+#[test]
+fn a_table_of_ones_own_is_as_good() {
+    let to = tempfile::tempdir().unwrap();
+    let model = folder("llama");
+    let file = |name: &str, text: &str| {
+        let path = to.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.display().to_string()
+    };
+    let own = file("own.txt", "0F0 0F1 0B1 0B0 0O\n1F0 1F1 1B1 1B0 1O\n");
+    let plan = to.path().join("own.plan").display().to_string();
+    let trace = to.path().join("own.json").display().to_string();
+    let pipe = ["--mesh", "pp=2", "--microbatches", "2", "--seq", "16", "--schedule"];
+    let text = meshc(&[&["plan", &model, "-o", &plan, "--trace", &trace], &pipe[..], &[&own]].concat());
+    assert!(text.contains("rank 0 |") && text.contains("send") && text.contains("2 stages"), "{text}");
+    let checked = meshc(&["check", &plan]);
+    assert!(checked.contains("matched"), "{checked}");
+    assert!(meshc(&["show", &plan, "--stage", "1"]).contains("receive"));
+    let trace: Value = serde_json::from_str(&std::fs::read_to_string(trace).unwrap()).unwrap();
+    let names: Vec<&str> =
+        trace["traceEvents"].as_array().unwrap().iter().filter_map(|e| e["name"].as_str()).collect();
+    assert!(names.contains(&"1B1") && names.contains(&"0O"), "{names:?}");
+    let wrong = file("wrong.txt", "0F0 0B0 0O\n1B0 1F0 1O\n");
+    let one = ["--mesh", "pp=2", "--microbatches", "1", "--schedule", &wrong];
+    let done = Command::new(env!("CARGO_BIN_EXE_meshc")).arg("plan").arg(&model).args(one).output().unwrap();
+    let said = String::from_utf8_lossy(&done.stderr).to_string();
+    assert_eq!(done.status.code(), Some(2), "{said}");
+    assert!(said.contains("wrong.txt") && said.contains("1B0"), "{said}");
+}
+
+/// `auto` is no slower than any kind that fits.
+#[test]
+fn the_fastest_kind_is_chosen() {
+    let model = folder("llama_deep");
+    let planned = |kind: &str| {
+        let pipe =
+            ["--mesh", "pp=2", "--microbatches", "4", "--seq", "16", "--schedule", kind, "--format", "json"];
+        serde_json::from_str::<Value>(&meshc(&[&["plan", &model], &pipe[..]].concat())).unwrap()
+    };
+    let seconds = |plan: &Value| plan["time"]["step_seconds"].as_f64().unwrap();
+    let chosen = planned("auto");
+    for kind in ["gpipe", "1f1b", "interleaved", "looping", "zb-h1", "zb-h2", "zb-v", "dualpipe-v"] {
+        let other = planned(kind);
+        assert!(seconds(&chosen) <= seconds(&other), "{} and {kind}", chosen["schedule"]["kind"]);
+    }
+}

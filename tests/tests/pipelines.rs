@@ -2,6 +2,7 @@
 //! memory that was planned. `MESHC_PIPES=all` tries all of them, else a fifth.
 
 use meshc_tests::oracle::{Oracle, read};
+use meshc_tests::tables::hold;
 use meshc_tests::traffic::disagree;
 use meshc_tests::whole::{PLAIN, Split, all_feeds, fill, here, split_step, split_step_with};
 use models::Dropout;
@@ -9,6 +10,7 @@ use planner::check::check;
 use planner::numeric::{all_feeds as random, program};
 use planner::plan::plan;
 use planner::schedules::SCHEDULES;
+use planner::schedules::figures::figures;
 use planner::zero::Zero;
 use runtime::local::{Local, Taps};
 
@@ -125,4 +127,28 @@ fn a_step_on_a_pipeline_equals_one_device() {
         let found = program(&compiled.sharded, &compiled.program, &feeds, 2).unwrap();
         found.unwrap_or_else(|e| panic!("{model} on {mesh}, {split:?}: {e:?}"));
     }
+}
+
+/// The table of docs/pipelines.md.
+#[test]
+fn the_page_has_the_figures_of_every_kind() {
+    let oracle = read("llama_deep");
+    let mut rows = String::new();
+    for (kind, virtuals) in KINDS {
+        for l in virtuals.iter().copied().filter(|l| *l > 1 || virtuals.len() == 1) {
+            let split = Split { microbatches: 8, schedule: Some((kind, l)), ..PLAIN };
+            let (compiled, _) = split_step(&oracle, "pp=4", split, false, &mut |_, _| {});
+            let figures = figures(kind, &compiled.sharded.decisions.schedule).unwrap();
+            let list = |numbers: Vec<String>| numbers.join(", ");
+            rows += &format!(
+                "| {kind} | {l} | {} | {:.1} % | {} | {} | {} |\n",
+                figures.ideal.makespan,
+                100.0 * figures.ideal.bubble_fraction,
+                list(figures.ideal.in_flight.iter().map(ToString::to_string).collect()),
+                list(compiled.program.stages.iter().map(|s| s.slots.to_string()).collect()),
+                figures.boundary_transfers_per_microbatch,
+            );
+        }
+    }
+    hold("pipelines.md", "| schedule | L | makespan | idle | in flight | slots | transfers |", &rows);
 }
