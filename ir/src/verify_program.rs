@@ -8,6 +8,7 @@
 //! - A message has one sender and one receiver, where its stages live; it is waited for once in each micro-batch, and its
 //!   buffers are not touched meanwhile.
 //! - What is read was written before, in the order of the calls, and once buffers are placed nobody wrote over it since.
+//!   What lies in a slot is read for the micro-batch that it was written for.
 //! - Buffers lie inside their regions, aligned; a state is assigned what is like it; what leaves is not partial.
 
 mod memory;
@@ -134,6 +135,16 @@ pub enum ProgramFault {
     /// A buffer outside of its region.
     #[error("{0} of {1} bytes at {2} does not lie in its region of {3} bytes, or is not aligned")]
     Outside(BufferId, usize, usize, usize),
+    /// Read for another micro-batch than it was written for.
+    #[error("reads {buffer}, which is of {}, for {}", of(*found), of(*needed))]
+    OtherMicrobatch {
+        /// The buffer, in a slot.
+        buffer: BufferId,
+        /// Whose it is.
+        found: Option<usize>,
+        /// Whose it must be.
+        needed: Option<usize>,
+    },
     /// Written while it is sent.
     #[error("writes {0} before it is sent")]
     BeingSent(BufferId),
@@ -161,6 +172,10 @@ pub enum ProgramFault {
     /// A call that cannot be.
     #[error("calls segment {0} in slot {1}, of {2} segments and {3} slots")]
     Call(usize, usize, usize, usize),
+}
+
+fn of(microbatch: Option<usize>) -> String {
+    microbatch.map_or("no micro-batch".to_string(), |m| format!("micro-batch {m}"))
 }
 
 /// All rules that a program breaks.

@@ -8,6 +8,7 @@ pub mod conventions;
 pub mod cost;
 pub mod even;
 pub mod explain;
+pub mod hang;
 pub mod names;
 pub mod numeric;
 pub mod plan;

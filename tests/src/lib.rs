@@ -2,6 +2,7 @@
 //! graph means.
 
 pub mod backend;
+pub mod chain;
 pub mod llama;
 pub mod meaning;
 pub mod oracle;

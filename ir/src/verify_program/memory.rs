@@ -63,6 +63,8 @@ struct Summary {
     writes: Bits,
     kills: Bits,
     gains: Bits,
+    /// What is of its micro-batch when it ends, or will be once it has come.
+    owned: Vec<BufferId>,
     /// What is still to come, or being sent, when it ends.
     coming: Bits,
     sending: Bits,
@@ -134,6 +136,7 @@ fn summary(stage: &Stage, segment: &Segment, overlaps: &Overlaps) -> Summary {
         writes: Bits::of(n),
         kills: Bits::of(n),
         gains: Bits::of(n),
+        owned: Vec::new(),
         coming: Bits::of(n),
         sending: Bits::of(n),
         sent: Bits::of(n),
@@ -213,6 +216,11 @@ fn summary(stage: &Stage, segment: &Segment, overlaps: &Overlaps) -> Summary {
         }
     }
     for (id, state) in local {
+        if matches!(state, Local::Valid | Local::Coming(_))
+            && stage.buffers[id.index()].region == Region::Slot
+        {
+            s.owned.push(id);
+        }
         match state {
             Local::Unknown => {}
             Local::Valid => s.gains.set(id),
@@ -258,6 +266,8 @@ impl Check<'_> {
             }
         }
         let mut slots = vec![empty; stage.slots.max(1)];
+        // By slot and buffer the micro-batch that it is of.
+        let mut owners: Vec<Vec<Option<usize>>> = vec![vec![None; n]; slots.len()];
         let mut summaries: Vec<Option<Summary>> = stage.segments.iter().map(|_| None).collect();
         let mut flying: FxHashSet<(u32, Option<usize>)> = FxHashSet::default();
         for (c, call) in stage.calls.iter().enumerate() {
@@ -273,6 +283,15 @@ impl Check<'_> {
                 faults.append(&mut does.faults);
             }
             let slot = &mut slots[call.slot];
+            let owner = &mut owners[call.slot];
+            for (id, k) in does.needs.iter().chain(&does.arrivals) {
+                let known = in_slots.has(*id) && (slot.valid.has(*id) || slot.coming.has(*id));
+                if known && owner[id.index()] != call.microbatch {
+                    let (found, needed) = (owner[id.index()], call.microbatch);
+                    faults.push((*k, ProgramFault::OtherMicrobatch { buffer: *id, found, needed }));
+                }
+            }
+            does.owned.iter().for_each(|id| owner[id.index()] = call.microbatch);
             if !does.needed.within(&slot.valid, &rest.valid) {
                 for (id, k) in &does.needs {
                     let held = if in_slots.has(*id) { &*slot } else { &rest };
