@@ -7,11 +7,12 @@
 //! every wait is for something earlier on that clock, so no circle of waits can arise, even if a send ends no sooner than
 //! it is received (rendezvous). Between two actions what is early comes first, [`LATE`] on that clock before the rest.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 
 use ir::program::{Call, Duty, Instruction, Stage};
 use ir::schedule::simulate::{Durations, Times, Work, simulate};
 use ir::schedule::{Action, Kind, Schedule};
+use rustc_hash::{FxHashMap, FxHashSet};
 
 /// Writes the calls and the number of slots of every row.
 ///
@@ -39,15 +40,15 @@ pub(super) fn calls(schedule: &Schedule, homes: &[usize], stages: &mut [Stage]) 
 const LATE: f64 = 0.25;
 
 /// The actions whose segments send something, and who receives it: by stage and kind of the sender.
-type Receivers = HashMap<(usize, Kind), Vec<(usize, Kind)>>;
+type Receivers = FxHashMap<(usize, Kind), Vec<(usize, Kind)>>;
 
 /// When rows are ready to receive, at the latest.
 struct Clock {
     receivers: Receivers,
     /// When a row ends what stands before an action, by action.
-    before: HashMap<Action, f64>,
+    before: FxHashMap<Action, f64>,
     /// The same one action earlier.
-    earlier: HashMap<Action, f64>,
+    earlier: FxHashMap<Action, f64>,
     /// By row, action by action, when what stands before it ends.
     boundaries: Vec<Vec<f64>>,
 }
@@ -56,8 +57,8 @@ impl Clock {
     fn of(schedule: &Schedule, times: &Times, homes: &[usize], stages: &[Stage]) -> Clock {
         let mut clock = Clock {
             receivers: receivers(homes, stages),
-            before: HashMap::new(),
-            earlier: HashMap::new(),
+            before: FxHashMap::default(),
+            earlier: FxHashMap::default(),
             boundaries: Vec::new(),
         };
         for (row, spans) in schedule.rows.iter().zip(&times.rows) {
@@ -119,14 +120,14 @@ fn halves(action: Action, stage: &Stage) -> Vec<Action> {
 }
 
 fn receivers(homes: &[usize], stages: &[Stage]) -> Receivers {
-    let mut kinds: HashMap<(usize, ir::Value), Kind> = HashMap::new();
+    let mut kinds: FxHashMap<(usize, ir::Value), Kind> = FxHashMap::default();
     let all = || stages.iter().flat_map(|s| &s.segments);
     for segment in all().filter(|s| s.duty == Duty::Post) {
         for message in segment.instructions.iter().filter_map(Instruction::message) {
             kinds.insert((message.to, message.value), segment.kind);
         }
     }
-    let mut found = Receivers::new();
+    let mut found = Receivers::default();
     for segment in all().filter(|s| s.duty == Duty::Work && s.kind != Kind::Optimizer) {
         for message in segment.instructions.iter().filter_map(Instruction::message) {
             if let Some(kind) = kinds.get(&(message.to, message.value)) {
@@ -138,10 +139,9 @@ fn receivers(homes: &[usize], stages: &[Stage]) -> Receivers {
     found
 }
 
-/// A slot, and what of its last micro-batch is still being sent.
+/// What of a slot's last micro-batch is still being sent.
 #[derive(Clone, Default)]
 struct Slot {
-    used: bool,
     /// The actions, and until when the receivers are ready.
     sending: Vec<(Action, f64)>,
 }
@@ -153,15 +153,18 @@ struct Walk<'a> {
     /// Up to so many slots may be taken early; with 0 none is.
     limit: usize,
     slots: Vec<Slot>,
-    of: HashMap<(usize, usize), usize>,
-    posted: BTreeSet<(usize, Kind, usize)>,
+    /// Those that nobody uses.
+    unused: BTreeSet<usize>,
+    of: FxHashMap<(usize, usize), usize>,
+    posted: FxHashSet<(usize, Kind, usize)>,
     calls: Vec<Call>,
 }
 
 impl<'a> Walk<'a> {
     fn of(clock: &'a Clock, stage: &'a Stage, row: usize, limit: usize) -> Walk<'a> {
-        let (of, posted) = (HashMap::new(), BTreeSet::new());
-        Walk { clock, stage, row, limit, slots: Vec::new(), of, posted, calls: Vec::new() }
+        let (of, posted) = (FxHashMap::default(), FxHashSet::default());
+        let unused = BTreeSet::new();
+        Walk { clock, stage, row, limit, slots: Vec::new(), unused, of, posted, calls: Vec::new() }
     }
 
     fn segment(&self, stage: usize, kind: Kind, duty: Duty) -> Option<usize> {
@@ -179,7 +182,7 @@ impl<'a> Walk<'a> {
         let first = schedule.stages_of(self.row).next().unwrap_or(0);
         let once = |kind| Action { stage: first, kind, microbatch: None };
         self.call(once(Kind::Begin), Duty::Work, 0);
-        let mut last: HashMap<(usize, usize), usize> = HashMap::new();
+        let mut last: FxHashMap<(usize, usize), usize> = FxHashMap::default();
         for (i, action) in row.iter().enumerate() {
             action.microbatch.into_iter().for_each(|m| {
                 last.insert((action.stage, m), i);
@@ -201,7 +204,7 @@ impl<'a> Walk<'a> {
                 }
             }
             if last[&(action.stage, m)] == i {
-                self.slots[slot].used = false;
+                self.unused.insert(slot);
             }
         }
         for slot in 0..self.slots.len() {
@@ -231,8 +234,8 @@ impl<'a> Walk<'a> {
 
     /// A slot that nobody uses and whose last transfers are received by then.
     fn free(&self, now: f64) -> Option<usize> {
-        let fine = |s: &Slot| !s.used && s.sending.iter().all(|(_, ready)| *ready < now);
-        self.slots.iter().position(fine)
+        let fine = |s: &usize| self.slots[*s].sending.iter().all(|(_, ready)| *ready < now);
+        self.unused.iter().copied().find(fine)
     }
 
     /// Gives a micro-batch its slot, and gets ready for what its action receives.
@@ -263,7 +266,7 @@ impl<'a> Walk<'a> {
 
     fn take(&mut self, slot: usize, stage: usize, m: usize) {
         self.clear(slot);
-        self.slots[slot].used = true;
+        self.unused.remove(&slot);
         self.of.insert((stage, m), slot);
     }
 
