@@ -20,13 +20,27 @@ use runtime::lockstep::Feeds;
 
 use crate::whole::here;
 
+/// A model of so many layers.
+pub type Build = fn(usize) -> Graph;
+
 /// The forward pass of so many layers, whose activations and gradients all have one size.
 pub fn chain(layers: usize) -> Graph {
+    build(layers, false)
+}
+
+/// The same, where what the first layer makes is also used behind the last, and the head is the first layer's parameter: some
+/// messages pass stages by, and a gradient is the sum of those of two stages.
+pub fn knotted(layers: usize) -> Graph {
+    build(layers, true)
+}
+
+fn build(layers: usize, knotted: bool) -> Graph {
     let mut m = Model::new();
     for (name, size) in [("b", 4), ("s", 2), ("d", 6), ("e", 6), ("v", 6)] {
         m.dim(name, size);
     }
     let mut x = m.input("x", DType::F32, "b s d");
+    let mut first = None;
     let labels = m.input("labels", DType::I32, "b s");
     for layer in 0..layers {
         m.layer(layer as u32);
@@ -34,9 +48,16 @@ pub fn chain(layers: usize) -> Graph {
         let y = m.einsum("b s e", &[&x, &weight]);
         let y = m.rename(&y, "e", "d");
         x = m.unary(Unary::Tanh, &y);
+        first.get_or_insert((weight, x.clone()));
     }
     m.behind_layers();
-    let head = m.parameter("head", "d v", Init::Normal(0.4));
+    let head = match first.filter(|_| knotted) {
+        Some((weight, y)) => {
+            x = m.add(&[&x, &y]);
+            m.rename(&weight, "e", "v")
+        }
+        None => m.parameter("head", "d v", Init::Normal(0.4)),
+    };
     let logits = m.einsum("b s v", &[&x, &head]);
     let (sum, count) = cross_entropy(&mut m, &logits, &labels);
     m.loss(&sum, &count);
@@ -52,10 +73,10 @@ pub fn table(kind: &str, stages: usize, virtuals: usize, microbatches: usize) ->
     (named(kind).expect("a kind").table)(&size)
 }
 
-/// The training step of a chain, cut into the stages of a table, on a mesh, as far as it does not depend on the order of
+/// The training step of a model, cut into the stages of a table, on a mesh, as far as it does not depend on the order of
 /// the table's actions.
-pub fn sharded(mesh: &str, layers: usize, schedule: Schedule) -> ShardedGraph {
-    let mut graph = chain(layers);
+pub fn sharded(model: Build, mesh: &str, layers: usize, schedule: Schedule) -> ShardedGraph {
+    let mut graph = model(layers);
     graph.optimizer = Some(AdamW::default());
     graph.stages = cut(&vec![1; graph.depth()], schedule.stages());
     let mesh = Mesh::parse(mesh).expect("a mesh");
@@ -78,9 +99,9 @@ pub fn lowered(sharded: &ShardedGraph, schedule: Schedule) -> Compiled {
     Compiled { sharded, program }
 }
 
-/// The training step of a chain on a mesh.
-pub fn compiled(mesh: &str, layers: usize, schedule: Schedule) -> Compiled {
-    let sharded = sharded(mesh, layers, schedule.clone());
+/// The training step of a model on a mesh.
+pub fn compiled(model: Build, mesh: &str, layers: usize, schedule: Schedule) -> Compiled {
+    let sharded = sharded(model, mesh, layers, schedule.clone());
     lowered(&sharded, schedule)
 }
 

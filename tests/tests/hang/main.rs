@@ -1,4 +1,9 @@
-//! That a program ends on all ranks is proved before it runs: small programs whose order is wrong, every schedule, and
-//! programs that were changed.
+//! That a program ends on all ranks is proved before it runs: small programs whose order is wrong, situations in which
+//! others hung, every schedule, and programs that were changed.
 
+mod cases;
+mod mutants;
+mod mutations;
+mod orders;
 mod schedules;
+mod sums;

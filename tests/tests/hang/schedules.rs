@@ -4,46 +4,57 @@
 use std::collections::BTreeMap;
 
 use ir::ShardedGraph;
-use meshc_tests::chain::{lowered, sharded, table};
+use meshc_tests::chain::{Build, chain, knotted, lowered, sharded, table};
 use planner::check::check;
 use planner::schedules::SCHEDULES;
 
-#[test]
-fn the_program_of_every_schedule_ends() {
-    let all = std::env::var("MESHC_PIPES").is_ok_and(|v| v == "all");
-    let (mut passed, mut refused, mut faults) = (0, 0, Vec::new());
-    let mut at = 0;
+/// Checks the programs of a model for every `step`-th size; says how many pass, and how many sizes are refused.
+fn sweep(model: Build, step: usize) -> (usize, usize) {
+    let (mut passed, mut refused, mut at, mut faults) = (0, 0, 0, Vec::new());
     for stages in 1..=8 {
         // What is split does not depend on the order of actions.
         let mut known: BTreeMap<usize, ShardedGraph> = BTreeMap::new();
-        for virtuals in 1..=4 {
-            for kind in SCHEDULES {
-                for microbatches in 1..=16 {
-                    let Ok(schedule) = table(kind.name, stages, virtuals, microbatches) else {
-                        refused += 1;
-                        continue;
-                    };
-                    at += 1;
-                    if !all && at % 10 != 0 {
-                        continue;
-                    }
-                    let whole = known.entry(virtuals).or_insert_with(|| {
-                        sharded(&format!("pp={stages}"), stages * virtuals, schedule.clone())
-                    });
-                    let compiled = lowered(whole, schedule);
-                    match check(&compiled.sharded, &compiled.program) {
-                        Ok(_) => passed += 1,
-                        Err(e) => faults.push(format!(
-                            "{} P={stages} L={virtuals} M={microbatches}: {} faults, first {}",
-                            kind.name,
-                            e.len(),
-                            e[0]
-                        )),
-                    }
+        for (virtuals, kind, microbatches) in sizes() {
+            let Ok(schedule) = table(kind, stages, virtuals, microbatches) else {
+                refused += 1;
+                continue;
+            };
+            at += 1;
+            if at % step != 0 {
+                continue;
+            }
+            let new = || sharded(model, &format!("pp={stages}"), stages * virtuals, schedule.clone());
+            let compiled = lowered(known.entry(virtuals).or_insert_with(new), schedule);
+            match check(&compiled.sharded, &compiled.program) {
+                Ok(_) => passed += 1,
+                Err(e) => {
+                    let size = format!("{kind} P={stages} L={virtuals} M={microbatches}");
+                    faults.push(format!("{size}: {} faults, first {}", e.len(), e[0]));
                 }
             }
         }
     }
-    println!("{passed} programs pass, {refused} sizes are refused");
     assert!(faults.is_empty(), "{} of {}:\n{}", faults.len(), passed + faults.len(), faults.join("\n"));
+    (passed, refused)
+}
+
+fn sizes() -> impl Iterator<Item = (usize, &'static str, usize)> {
+    let kinds = |l| SCHEDULES.iter().map(move |kind| (l, kind.name));
+    (1..=4).flat_map(kinds).flat_map(|(l, kind)| (1..=16).map(move |m| (l, kind, m)))
+}
+
+fn step() -> usize {
+    if std::env::var("MESHC_PIPES").is_ok_and(|v| v == "all") { 1 } else { 10 }
+}
+
+#[test]
+fn the_program_of_every_schedule_ends() {
+    let (passed, refused) = sweep(chain, step());
+    println!("{passed} programs pass, {refused} sizes are refused");
+}
+
+#[test]
+fn so_does_that_of_a_model_whose_stages_share_more_than_activations() {
+    let (passed, _) = sweep(knotted, 3 * step());
+    println!("{passed} programs of the knotted model pass");
 }
