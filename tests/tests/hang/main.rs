@@ -2,8 +2,10 @@
 //! others hung, every schedule, and programs that were changed.
 
 mod cases;
+mod models;
 mod mutants;
 mod mutations;
 mod orders;
+mod ranks;
 mod schedules;
 mod sums;

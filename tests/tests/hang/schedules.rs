@@ -4,8 +4,9 @@
 use std::collections::BTreeMap;
 
 use ir::ShardedGraph;
-use meshc_tests::chain::{Build, chain, knotted, lowered, sharded, table};
+use meshc_tests::chain::{Build, chain, compiled, knotted, lowered, sharded, table};
 use planner::check::check;
+use planner::numeric::{all_feeds, program};
 use planner::schedules::SCHEDULES;
 
 /// Checks the programs of a model for every `step`-th size; says how many pass, and how many sizes are refused.
@@ -57,4 +58,20 @@ fn the_program_of_every_schedule_ends() {
 fn so_does_that_of_a_model_whose_stages_share_more_than_activations() {
     let (passed, _) = sweep(knotted, 3 * step());
     println!("{passed} programs of the knotted model pass");
+}
+
+/// Within the tolerance of [`program`]: 2e-4 of a tensor's largest number, and ten times that for parameters.
+#[test]
+fn every_kind_leaves_what_one_device_leaves() {
+    for kind in SCHEDULES {
+        for (mesh, stages, microbatches) in [("pp=2", 2, 3), ("pp=3", 3, 4), ("dp=2,pp=2", 2, 2)] {
+            let schedule = table(kind.name, stages, kind.virtuals, microbatches).unwrap();
+            for model in [chain, knotted] {
+                let whole = compiled(model, mesh, stages * kind.virtuals, schedule.clone());
+                let feeds = all_feeds(&whole.sharded, 5);
+                let compared = program(&whole.sharded, &whole.program, &feeds, 2).unwrap();
+                compared.unwrap_or_else(|wrong| panic!("{} on {mesh}: {wrong:?}", kind.name));
+            }
+        }
+    }
 }
