@@ -49,6 +49,8 @@ struct Clock {
     before: FxHashMap<Action, f64>,
     /// The same one action earlier.
     earlier: FxHashMap<Action, f64>,
+    /// The backwards for which a row gets ready one action ahead.
+    early: FxHashSet<Action>,
     /// By row, action by action, when what stands before it ends.
     boundaries: Vec<Vec<f64>>,
 }
@@ -59,6 +61,7 @@ impl Clock {
             receivers: receivers(homes, stages),
             before: FxHashMap::default(),
             earlier: FxHashMap::default(),
+            early: FxHashSet::default(),
             boundaries: Vec::new(),
         };
         for (row, spans) in schedule.rows.iter().zip(&times.rows) {
@@ -72,7 +75,27 @@ impl Clock {
             }
             clock.boundaries.push(ends);
         }
+        for row in &schedule.rows {
+            clock.find_early(row, homes, stages);
+        }
         clock
+    }
+
+    /// Finds the backwards of a row that can be early and do not overtake another of their stage, which is not: messages
+    /// have no names but their order.
+    fn find_early(&mut self, row: &[Action], homes: &[usize], stages: &[Stage]) {
+        let mut late: Vec<Action> = Vec::new();
+        for action in row {
+            let own = halves(*action, &stages[homes[action.stage]]);
+            let overtakes = |half: &Action| late.iter().any(|o| (o.stage, o.kind) == (half.stage, half.kind));
+            let backward = matches!(action.kind, Kind::Backward | Kind::Input);
+            if backward && own.iter().all(|half| self.can_be_early(*half) && !overtakes(half)) {
+                self.early.extend(own);
+                late.clear();
+            } else {
+                late = own;
+            }
+        }
     }
 
     /// When all who receive what an action sends are ready for it. A forward's slot may come late; a backward's is there
@@ -82,14 +105,14 @@ impl Clock {
         to.filter_map(|(stage, kind)| {
             let there = Action { stage: *stage, kind: *kind, ..action };
             let backward = matches!(kind, Kind::Input | Kind::Backward);
-            let early = if backward && self.early(there) { self.earlier.get(&there) } else { None };
+            let early = if backward && self.early.contains(&there) { self.earlier.get(&there) } else { None };
             early.or_else(|| self.before.get(&there)).copied()
         })
         .fold(f64::NEG_INFINITY, f64::max)
     }
 
     /// Whether a row can get ready for a backward one action ahead: what its forward sent must be gone.
-    fn early(&self, action: Action) -> bool {
+    fn can_be_early(&self, action: Action) -> bool {
         let forward = Action { kind: Kind::Forward, ..action };
         let to = self.receivers.get(&(action.stage, Kind::Forward)).into_iter().flatten();
         let gone = to
@@ -284,11 +307,10 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// The same for the next action, if it is a backward and nothing has to be waited for.
+    /// The same for the next action, if it is a backward that can be early.
     fn backward_early(&mut self, action: Action, m: usize, now: f64) {
-        let backward = matches!(action.kind, Kind::Backward | Kind::Input);
-        let early = halves(action, self.stage).into_iter().all(|half| self.clock.early(half));
-        if backward && early && self.of.contains_key(&(action.stage, m)) && self.receives(action) {
+        let early = halves(action, self.stage).iter().all(|half| self.clock.early.contains(half));
+        if early && self.of.contains_key(&(action.stage, m)) && self.receives(action) {
             self.prepare(action, m, now);
         }
     }
