@@ -46,7 +46,7 @@ fn rule(fault: &ProgramFault) -> &'static str {
     }
 }
 
-const RULES: [&str; 30] = [
+const RULES: [&str; 31] = [
     "operands",
     "type",
     "extent",

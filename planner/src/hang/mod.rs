@@ -5,11 +5,11 @@
 //! in vain; a rank's message goes to the rank that lies as it does in another row. So one list of events a row is enough,
 //! however many ranks a row has.
 //!
-//! First the lists are held against each other ([`events`]): the k-th that is sent over a channel and the k-th that is
+//! First the lists are held against each other (`events`): the k-th that is sent over a channel and the k-th that is
 //! received must be of one micro-batch, and what rows do together must be the same in all of them. Then the events happen
-//! by their rules alone ([`progress`]), in time linear in their number. Which of them happen does not depend on the order
+//! by their rules alone (`progress`), in time linear in their number. Which of them happen does not depend on the order
 //! in which rows are looked at, since an event never undoes what another waits for. If some row does not come to its end,
-//! the shortest circle of rows that wait for each other is named ([`circle`]).
+//! the shortest circle of rows that wait for each other is named (`circle`).
 
 mod circle;
 mod events;
