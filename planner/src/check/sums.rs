@@ -1,31 +1,28 @@
 //! Every micro-batch goes once through every segment, and a sum over micro-batches is whole when it is read: each has
-//! added to it once, none adds later, and what is partial in it is reduced once.
+//! added to it once, and none adds later. So a partial gradient is reduced when it is whole; that it is reduced before it is
+//! assigned, and what is reduced is not reduced again, follows from shardings and is the verifier's.
 
 use std::collections::BTreeMap;
 
-use ir::Move;
 use ir::program::{BufferId, Duty, Instruction, Program, Region, Stage};
 use ir::schedule::Kind;
-use rustc_hash::FxHashMap;
 
 /// What an instruction does with a sum.
-enum Touch<'a> {
+#[derive(Clone, Copy)]
+enum Touch {
     /// Writes it without reading it.
     Sets,
     /// Reads and writes it, for a micro-batch.
     Adds,
     /// Uses what it is.
     Reads,
-    /// Sums it over ranks.
-    Reduces(&'a Move),
 }
 
 /// A sum, as far as the step came.
-struct Sum<'a> {
+struct Sum {
     added: Vec<bool>,
     count: usize,
     read: bool,
-    reduced: Vec<&'a Move>,
     /// One fault a sum is enough.
     wrong: bool,
 }
@@ -34,7 +31,6 @@ struct Sum<'a> {
 pub(super) fn sums(program: &Program, faults: &mut Vec<String>) -> usize {
     let each = program.stages.iter().enumerate().map(|(row, stage)| {
         once(row, stage, program.microbatches, faults);
-        twice(row, stage, faults);
         whole(row, stage, program.microbatches, faults)
     });
     each.max().unwrap_or(0)
@@ -88,29 +84,6 @@ fn once(row: usize, stage: &Stage, microbatches: usize, faults: &mut Vec<String>
     }
 }
 
-/// Nothing partial is reduced twice in one call.
-fn twice(row: usize, stage: &Stage, faults: &mut Vec<String>) {
-    for (s, segment) in stage.segments.iter().enumerate() {
-        let mut reduced: FxHashMap<BufferId, Vec<&Move>> = FxHashMap::default();
-        for (k, instruction) in segment.instructions.iter().enumerate() {
-            for part in instruction.transfers().iter().filter(|p| p.step.reduce().is_some()) {
-                let known = reduced.entry(part.from).or_default();
-                if known.contains(&&part.step) {
-                    let name = stage.name_of(s);
-                    let id = part.from;
-                    faults.push(format!("stage {row}, segment {name}, instruction {k}: reduces {id} twice"));
-                }
-                known.push(&part.step);
-            }
-            if instruction.transfers().is_empty() {
-                instruction.writes().iter().for_each(|b| {
-                    reduced.remove(b);
-                });
-            }
-        }
-    }
-}
-
 /// Follows the sums of a row through its calls. Returns how many there are.
 fn whole(row: usize, stage: &Stage, microbatches: usize, faults: &mut Vec<String>) -> usize {
     let mut sums: BTreeMap<BufferId, Sum> = BTreeMap::new();
@@ -118,7 +91,7 @@ fn whole(row: usize, stage: &Stage, microbatches: usize, faults: &mut Vec<String
         for instruction in &segment.instructions {
             for b in added(instruction).filter(|b| stage.buffers[b.index()].region == Region::Step) {
                 let added = vec![false; microbatches];
-                sums.insert(b, Sum { added, count: 0, read: false, reduced: Vec::new(), wrong: false });
+                sums.insert(b, Sum { added, count: 0, read: false, wrong: false });
             }
         }
     }
@@ -136,7 +109,7 @@ fn whole(row: usize, stage: &Stage, microbatches: usize, faults: &mut Vec<String
     for (c, call) in stage.calls.iter().enumerate() {
         for (k, b, touch) in touches.get(call.segment).into_iter().flatten() {
             let Some(sum) = sums.get_mut(b).filter(|s| !s.wrong) else { continue };
-            if let Some(what) = sum.step(touch, call.microbatch, microbatches) {
+            if let Some(what) = sum.step(*touch, call.microbatch, microbatches) {
                 sum.wrong = true;
                 let name = stage.name_of(call.segment);
                 faults.push(format!("stage {row}, call {c}, segment {name}, instruction {k}: {what} {b}"));
@@ -149,9 +122,9 @@ fn whole(row: usize, stage: &Stage, microbatches: usize, faults: &mut Vec<String
     sums.len()
 }
 
-impl<'a> Sum<'a> {
+impl Sum {
     /// What is wrong with what happens to it, if something is.
-    fn step(&mut self, touch: &Touch<'a>, microbatch: Option<usize>, of: usize) -> Option<String> {
+    fn step(&mut self, touch: Touch, microbatch: Option<usize>, of: usize) -> Option<String> {
         let whole = self.count == of;
         match touch {
             Touch::Sets if self.count == 0 || whole && self.read => None,
@@ -166,18 +139,12 @@ impl<'a> Sum<'a> {
                 self.count += 1;
                 std::mem::replace(added, true).then(|| "adds a micro-batch twice to the sum".to_string())
             }
-            Touch::Reads | Touch::Reduces(_) if !whole => {
+            Touch::Reads if !whole => {
                 Some(format!("reads, with {} of {of} micro-batches, the sum", self.count))
             }
             Touch::Reads => {
                 self.read = true;
                 None
-            }
-            Touch::Reduces(step) => {
-                self.read = true;
-                let again = self.reduced.contains(step);
-                self.reduced.push(step);
-                again.then(|| "reduces twice the sum".to_string())
             }
         }
     }
@@ -202,18 +169,11 @@ fn added(instruction: &Instruction) -> impl Iterator<Item = BufferId> {
 }
 
 /// What an instruction does with each of its buffers, if it is a sum.
-fn touched(instruction: &Instruction, many: bool) -> Vec<(BufferId, Touch<'_>)> {
+fn touched(instruction: &Instruction, many: bool) -> Vec<(BufferId, Touch)> {
     let (reads, writes) = (instruction.reads(), instruction.writes());
     let adds: Vec<BufferId> = added(instruction).filter(|_| many).collect();
     let mut all: Vec<(BufferId, Touch)> = adds.iter().map(|b| (*b, Touch::Adds)).collect();
-    for part in instruction.transfers().iter().filter(|p| p.step.reduce().is_some()) {
-        all.push((part.from, Touch::Reduces(&part.step)));
-    }
-    for b in reads.iter().filter(|b| !adds.contains(b)) {
-        if !all.iter().any(|(known, _)| known == b) {
-            all.push((*b, Touch::Reads));
-        }
-    }
+    all.extend(reads.iter().filter(|b| !adds.contains(b)).map(|b| (*b, Touch::Reads)));
     let sets = writes.iter().filter(|b| !reads.contains(b));
     all.extend(sets.map(|b| (*b, Touch::Sets)));
     all
