@@ -48,7 +48,9 @@ pub fn check(sharded: &ShardedGraph, program: &Program) -> Checked {
     if program.microbatches > 1 {
         let n = program.microbatches;
         let each = format!("each of {n} micro-batches goes once through every segment");
-        proved.push(format!("complete: {each}, and into {sums} sums before they are read"));
+        let into =
+            if sums > 0 { format!(", and into {sums} sums before they are read") } else { String::new() };
+        proved.push(format!("complete: {each}{into}"));
     }
     Ok(proved)
 }
