@@ -127,7 +127,15 @@ impl Row {
     }
 
     fn stage(self) -> Stage {
-        let segments = self.segments.into_iter().filter(|s| !s.instructions.is_empty()).collect();
+        let mut segments: Vec<Segment> =
+            self.segments.into_iter().filter(|s| !s.instructions.is_empty()).collect();
+        // What a forward sends is waited for before its stage is ready for a backward; where that receives nothing, late.
+        let backward = |s: &&Segment| s.duty == Duty::Post && matches!(s.kind, Kind::Backward | Kind::Input);
+        let receive: BTreeSet<usize> = segments.iter().filter(backward).map(|s| s.stage).collect();
+        let late =
+            |s: &Segment| (s.kind, s.duty) == (Kind::Forward, Duty::Clear) && !receive.contains(&s.stage);
+        segments.sort_by_key(|s| s.kind == Kind::Optimizer || late(s));
+        segments.sort_by_key(|s| s.kind == Kind::Optimizer);
         Stage { buffers: self.buffers, segments, calls: Vec::new(), slots: 1, sizes: [0; 4] }
     }
 
@@ -199,12 +207,16 @@ impl Lowering<'_> {
         }
     }
 
-    /// In which stage of its row a value lies for who uses it in a stage.
+    /// In which stage of its row a value lies for who uses it in a stage. What the update was brought has a place of its own,
+    /// behind those of all stages.
     fn home(&self, v: Value, stage: usize, kind: Kind, brought: &BTreeSet<Value>) -> usize {
-        if kind != Kind::Optimizer || brought.contains(&v) {
+        let row = self.sites.homes[stage];
+        if kind != Kind::Optimizer {
             return stage;
         }
-        let row = self.sites.homes[stage];
+        if brought.contains(&v) {
+            return self.sites.homes.len() + row;
+        }
         let maker = self.maker(v);
         let mut there = self.sites.of[maker].iter().map(|(s, _)| *s);
         there.find(|s| self.sites.homes[*s] == row).unwrap_or(stage)
@@ -356,7 +368,11 @@ impl Lowering<'_> {
             let from = self.at(value, site);
             let token = self.row(stage).token();
             self.emit(site, Duty::Work, Instruction::Send { token, message, from });
-            self.emit(site, Duty::Clear, Instruction::Sent { token, from });
+            // What a backward receives comes late: its wait stands behind the backward of the sender, too.
+            let backward = if self.sites.split[stage] { Kind::Input } else { Kind::Backward };
+            let late = site.1 == Kind::Forward && kind != Kind::Forward;
+            let clear = if late { (stage, backward) } else { site };
+            self.emit(clear, Duty::Clear, Instruction::Sent { token, from });
             let there = self.buffer(value, to);
             let token = self.row(to).token();
             self.emit((to, kind), Duty::Post, Instruction::Receive { token, message, to: there });

@@ -1,6 +1,6 @@
 //! What a step leaves behind, its taps and the states that it assigns: on one device, and on the local backend.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ir::program::Program;
 use ir::state::{Role, State};
@@ -90,7 +90,9 @@ fn names(graph: &Graph, microbatches: usize) -> Vec<(String, ir::Value)> {
 /// What the backend says.
 pub fn loaded(program: &Program, feeds: &Feeds<f64>, workers: usize) -> Result<Local, RunError> {
     let mut local = Local::new(program, workers)?;
-    let kept = |s: &&State| program.stages[0].buffers.iter().any(|b| b.state.as_ref() == Some(&s.name));
+    let mut buffers = program.stages.iter().flat_map(|s| &s.buffers);
+    let named: BTreeSet<&Name> = buffers.by_ref().filter_map(|b| b.state.as_ref()).collect();
+    let kept = |s: &&State| named.contains(&s.name);
     for state in program.states.iter().filter(kept) {
         let whole = &feeds[&state.name];
         if state.dtype == DType::I32 {

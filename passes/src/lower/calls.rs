@@ -9,7 +9,7 @@
 
 use std::collections::BTreeSet;
 
-use ir::program::{Call, Duty, Instruction, Stage};
+use ir::program::{Call, Duty, Instruction, Message, Stage};
 use ir::schedule::simulate::{Durations, Times, Work, simulate};
 use ir::schedule::{Action, Kind, Schedule};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -39,7 +39,7 @@ pub(super) fn calls(schedule: &Schedule, homes: &[usize], stages: &mut [Stage]) 
 /// Actions take whole units of time; what is not early comes this much after the end of the action before.
 const LATE: f64 = 0.25;
 
-/// The actions whose segments send something, and who receives it: by stage and kind of the sender.
+/// Who receives what a segment waits to be sent: by the stage and kind of that.
 type Receivers = FxHashMap<(usize, Kind), Vec<(usize, Kind)>>;
 
 /// When rows are ready to receive, at the latest.
@@ -58,7 +58,7 @@ struct Clock {
 impl Clock {
     fn of(schedule: &Schedule, times: &Times, homes: &[usize], stages: &[Stage]) -> Clock {
         let mut clock = Clock {
-            receivers: receivers(homes, stages),
+            receivers: receivers(stages),
             before: FxHashMap::default(),
             earlier: FxHashMap::default(),
             early: FxHashSet::default(),
@@ -142,7 +142,7 @@ fn halves(action: Action, stage: &Stage) -> Vec<Action> {
     }
 }
 
-fn receivers(homes: &[usize], stages: &[Stage]) -> Receivers {
+fn receivers(stages: &[Stage]) -> Receivers {
     let mut kinds: FxHashMap<(usize, ir::Value), Kind> = FxHashMap::default();
     let all = || stages.iter().flat_map(|s| &s.segments);
     for segment in all().filter(|s| s.duty == Duty::Post) {
@@ -151,11 +151,28 @@ fn receivers(homes: &[usize], stages: &[Stage]) -> Receivers {
         }
     }
     let mut found = Receivers::default();
-    for segment in all().filter(|s| s.duty == Duty::Work && s.kind != Kind::Optimizer) {
-        for message in segment.instructions.iter().filter_map(Instruction::message) {
-            if let Some(kind) = kinds.get(&(message.to, message.value)) {
-                debug_assert!(message.to < homes.len());
-                found.entry((segment.stage, segment.kind)).or_default().push((message.to, *kind));
+    for stage in stages {
+        let started = |i: &Instruction| match i {
+            Instruction::Send { token, message, .. } => Some((*token, *message)),
+            Instruction::Feed { .. }
+            | Instruction::Launch { .. }
+            | Instruction::Local { .. }
+            | Instruction::Start { .. }
+            | Instruction::Wait { .. }
+            | Instruction::Sent { .. }
+            | Instruction::Receive { .. }
+            | Instruction::Received { .. }
+            | Instruction::Assign { .. }
+            | Instruction::Tap { .. } => None,
+        };
+        let sends: FxHashMap<u32, Message> =
+            stage.segments.iter().flat_map(|s| &s.instructions).filter_map(started).collect();
+        for segment in stage.segments.iter().filter(|s| s.duty == Duty::Clear) {
+            for instruction in &segment.instructions {
+                let Instruction::Sent { token, .. } = instruction else { continue };
+                let Some(message) = sends.get(token) else { continue };
+                let kind = kinds.get(&(message.to, message.value)).map(|kind| (message.to, *kind));
+                found.entry((segment.stage, segment.kind)).or_default().extend(kind);
             }
         }
     }
@@ -220,6 +237,7 @@ impl<'a> Walk<'a> {
             next.into_iter().for_each(|(next, m)| self.forward_early(next, m, now + LATE));
             let slot = self.of[&(action.stage, m)];
             for half in halves(*action, self.stage) {
+                self.post(half, m, slot);
                 self.call(half, Duty::Work, slot);
                 if self.segment(half.stage, half.kind, Duty::Clear).is_some() {
                     let ready = self.clock.ready(half);
@@ -274,16 +292,20 @@ impl<'a> Walk<'a> {
                 slot
             }
         };
-        for half in halves(action, self.stage) {
-            if !self.posted.insert((half.stage, half.kind, m)) {
-                continue;
+        if let Some(first) = halves(action, self.stage).first() {
+            self.post(*first, m, slot);
+        }
+    }
+
+    /// Gets ready for what an action receives, once. What is sent to a second half has no other place to lie than behind
+    /// the first, so nothing is ready for it before that has run.
+    fn post(&mut self, half: Action, m: usize, slot: usize) {
+        let new = self.posted.insert((half.stage, half.kind, m));
+        if new && self.segment(half.stage, half.kind, Duty::Post).is_some() {
+            if half.kind != Kind::Forward {
+                self.clear_one(slot, Action { kind: Kind::Forward, ..half });
             }
-            if self.segment(half.stage, half.kind, Duty::Post).is_some() {
-                if half.kind != Kind::Forward {
-                    self.clear_one(slot, Action { kind: Kind::Forward, ..half });
-                }
-                self.call(half, Duty::Post, slot);
-            }
+            self.call(half, Duty::Post, slot);
         }
     }
 

@@ -24,13 +24,13 @@ impl Lowering<'_> {
             match crossing {
                 Crossing::Bring(v) => {
                     let users: Vec<usize> = self.users(v);
-                    self.over_rows(v, &[v], &users);
+                    self.over_rows(v, &[v], &users, self.sites.homes.len());
                     self.brought.insert(v);
                 }
                 Crossing::Sum if node.op == Op::Add => {
                     let needed =
                         self.sites.of[i].iter().map(|(s, _)| self.sites.homes[*s]).collect::<Vec<_>>();
-                    self.over_rows(node.results[0], &node.args, &needed);
+                    self.over_rows(node.results[0], &node.args, &needed, 0);
                 }
                 Crossing::Sum => {}
             }
@@ -47,8 +47,9 @@ impl Lowering<'_> {
         rows
     }
 
-    /// Gives rows the sum of operands, each of which the row that has it first contributes.
-    fn over_rows(&mut self, result: Value, operands: &[Value], needed: &[usize]) {
+    /// Gives rows the sum of operands, each of which the row that has it first contributes. What is brought lies behind the
+    /// places of all stages.
+    fn over_rows(&mut self, result: Value, operands: &[Value], needed: &[usize], behind: usize) {
         let count = self.rows.len();
         let mut parts: Vec<Vec<BufferId>> = vec![Vec::new(); count];
         for v in operands {
@@ -60,9 +61,16 @@ impl Lowering<'_> {
         let concerned = |r: usize| needed.contains(&r) || !parts[r].is_empty();
         let scalar = self.sharded.graph.shape(result).is_empty();
         match self.sharded.mesh.pipeline() {
-            Some(axis) if scalar || (0..count).all(concerned) => self.all_reduce(result, &parts, axis),
-            Some(_) | None => self.exchange(result, &parts, needed),
+            Some(axis) if scalar || (0..count).all(concerned) => {
+                self.all_reduce(result, &parts, axis, behind)
+            }
+            Some(_) | None => self.exchange(result, &parts, needed, behind),
         }
+    }
+
+    /// Where the result lies in a row.
+    fn place(&self, row: usize, behind: usize) -> usize {
+        if behind > 0 { behind + row } else { self.sites.first[row] }
     }
 
     fn update_of(&self, row: usize) -> Site {
@@ -98,14 +106,15 @@ impl Lowering<'_> {
         }
     }
 
-    fn all_reduce(&mut self, result: Value, parts: &[Vec<BufferId>], axis: Axis) {
+    fn all_reduce(&mut self, result: Value, parts: &[Vec<BufferId>], axis: Axis, behind: usize) {
         for (row, parts) in parts.iter().enumerate() {
             let site = self.update_of(row);
             let mut like = self.like(result, Region::Scratch);
             like.sharding = like.sharding.clone().with_partial(axis, Reduce::Sum);
             let from = self.add_up(row, parts, like);
-            let to = self.buffer(result, site.0);
-            self.rows[row].buffers[to.index()].region = Region::Scratch;
+            let to = self.like(result, Region::Scratch);
+            let to = self.rows[row].push(to);
+            self.at.insert((result, self.place(row, behind)), to);
             let token = self.rows[row].token();
             let step = Move::AllReduce { axes: vec![axis], reduce: Reduce::Sum };
             self.emit(site, Duty::Work, Instruction::start(token, step, from, to));
@@ -113,7 +122,7 @@ impl Lowering<'_> {
         }
     }
 
-    fn exchange(&mut self, result: Value, parts: &[Vec<BufferId>], needed: &[usize]) {
+    fn exchange(&mut self, result: Value, parts: &[Vec<BufferId>], needed: &[usize], behind: usize) {
         let like = self.like(result, Region::Scratch);
         let mut sums: Vec<Vec<BufferId>> = vec![Vec::new(); parts.len()];
         let mut waits: Vec<(usize, Instruction)> = Vec::new();
@@ -148,7 +157,7 @@ impl Lowering<'_> {
                 [one] => one,
                 [] | [_, ..] => self.add_up(*row, &sums[*row], like.clone()),
             };
-            self.at.insert((result, self.sites.first[*row]), sum);
+            self.at.insert((result, self.place(*row, behind)), sum);
         }
     }
 }

@@ -40,6 +40,8 @@ pub(super) struct Sites {
     pub(super) homes: Vec<usize>,
     /// By value the node that makes it.
     pub(super) makers: Vec<usize>,
+    /// By virtual stage whether its backward has two halves.
+    pub(super) split: Vec<bool>,
 }
 
 /// Whether the table has the backward of a stage in two halves.
@@ -86,8 +88,8 @@ fn free(graph: &Graph) -> Vec<bool> {
         let of_step = |v: &Value| graph.ty(*v).scope == Scope::Step;
         let source = matches!(n.op, Op::Input(_) | Op::State(_));
         let ends = n.results.is_empty() || n.op == Op::Accumulate || n.mark.part == Part::Update;
-        let computed = n.results.iter().all(|v| given[v.index()])
-            || n.results.iter().all(of_step) && n.args.iter().all(|v| free[makers[v.index()]]);
+        let computed = n.args.iter().all(|v| free[makers[v.index()]])
+            && n.results.iter().all(|v| given[v.index()] || of_step(v));
         free[i] = source || !ends && computed;
     }
     free
@@ -99,7 +101,8 @@ pub(super) fn sites(graph: &Graph, schedule: &Schedule) -> Sites {
     let rows = schedule.rows.len().max(1);
     let first: Vec<usize> =
         (0..rows).map(|r| homes.iter().position(|home| *home == r).unwrap_or(0)).collect();
-    let kinds = kinds(graph, &split(schedule));
+    let split = split(schedule);
+    let kinds = kinds(graph, &split);
     let free = free(graph);
     let mut placing = Placing {
         graph,
@@ -110,6 +113,7 @@ pub(super) fn sites(graph: &Graph, schedule: &Schedule) -> Sites {
         first: &first,
         of: vec![Vec::new(); graph.nodes.len()],
         rows: vec![vec![true; rows]; graph.values.len()],
+        held: vec![vec![true; rows]; graph.values.len()],
         crossings: BTreeMap::new(),
     };
     placing.micro_batch();
@@ -118,7 +122,7 @@ pub(super) fn sites(graph: &Graph, schedule: &Schedule) -> Sites {
     placing.used_by_update();
     let sends = placing.sends();
     let Placing { of, crossings, makers, .. } = placing;
-    Sites { of, sends, crossings, first, homes, makers }
+    Sites { of, sends, crossings, first, homes, makers, split }
 }
 
 struct Placing<'a> {
@@ -129,7 +133,9 @@ struct Placing<'a> {
     homes: &'a [usize],
     first: &'a [usize],
     of: Vec<Vec<Site>>,
+    /// By value the rows that have it, by themselves or since it was brought; and the first alone.
     rows: Vec<Rows>,
+    held: Vec<Rows>,
     crossings: BTreeMap<usize, Vec<Crossing>>,
 }
 
@@ -251,7 +257,10 @@ impl Placing<'_> {
             } else {
                 self.rows_of(&self.of[i])
             };
-            node.results.iter().for_each(|v| self.rows[v.index()].clone_from(&rows));
+            for v in &node.results {
+                self.rows[v.index()].clone_from(&rows);
+                self.held[v.index()].clone_from(&rows);
+            }
             if node.mark.part == Part::Update {
                 self.of[i] = self.sites_of(&rows);
             }
@@ -385,17 +394,19 @@ impl Placing<'_> {
             if !update {
                 self.of[i].iter_mut().filter(|(s, _)| *s == written.0).for_each(|site| *site = written);
             }
-            let own: Vec<Site> =
-                self.of[i].iter().filter(|(_, kind)| *kind == Kind::Optimizer).copied().collect();
-            if !update && (own.is_empty() || !self.free[i]) {
+            if !update && !self.free[i] {
                 continue;
             }
-            for site in own {
+            for site in self.of[i].clone() {
                 for v in &self.graph.nodes[i].args {
                     let maker = self.makers[v.index()];
                     let row = self.homes[site.0];
-                    let there = self.of[maker].iter().any(|(stage, _)| self.homes[*stage] == row);
-                    if self.free[maker] && !there {
+                    let once = site.1 == Kind::Optimizer;
+                    let there = |(stage, _): &Site| {
+                        if once { self.homes[*stage] == row } else { *stage == site.0 }
+                    };
+                    let held = !once || self.held[v.index()][row];
+                    if self.free[maker] && held && !self.of[maker].iter().any(there) {
                         join(&mut self.of[maker], site);
                     }
                 }
@@ -414,12 +425,24 @@ impl Placing<'_> {
                 for v in node.args.iter().collect::<BTreeSet<_>>() {
                     let maker = self.makers[v.index()];
                     if !self.free[maker] && self.of[maker].iter().all(|(stage, _)| *stage != site.0) {
-                        join(sends.entry(*v).or_default(), *site);
+                        join(sends.entry(*v).or_default(), self.received(self.of[maker][0], *site));
                     }
                 }
             }
         }
         sends
+    }
+}
+
+impl Placing<'_> {
+    /// In which segment a stage receives what it uses in another: what a forward before it made, in its forward, and no
+    /// gradient as late as the half toward weights, so that nobody has to keep long what is sent.
+    fn received(&self, (from, made): Site, (to, used): Site) -> Site {
+        match (made, used) {
+            (Kind::Forward, _) if from < to => (to, Kind::Forward),
+            (Kind::Forward | Kind::Input, Kind::Weight) => (to, Kind::Input),
+            (_, used) => (to, used),
+        }
     }
 }
 

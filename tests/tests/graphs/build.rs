@@ -6,6 +6,9 @@ use std::collections::BTreeMap;
 use ir::graph::{Constraint, Loss, Mark, NewNode};
 use ir::schedule::Schedule;
 use ir::state::{AdamW, Init, Input, Role, State};
+use planner::schedules::named;
+use planner::schedules::refused::Size;
+
 use ir::{Binary, DType, Graph, Mesh, Name, Op, Part, Places, Scope, Sharding, Signature, Value};
 
 use crate::dice::Dice;
@@ -52,7 +55,12 @@ pub struct Builder {
     /// The node that is built.
     at: String,
     part: Part,
+    /// The mark of what is built.
+    depth: u32,
 }
+
+/// So many depths are told apart where a graph is cut.
+const DEPTH: usize = 6;
 
 impl Builder {
     /// The case of a recipe.
@@ -66,8 +74,12 @@ impl Builder {
             sizes: DIMS.iter().map(|d| d.to_string()).zip(recipe.sizes).collect(),
             at: String::new(),
             part: Part::Forward,
+            depth: 0,
         };
+        let deepest = recipe.nodes.last().map_or(0, |(n, _)| *n);
         for (n, kind) in &recipe.nodes {
+            // Nodes with a number are at some depth, whatever is taken away.
+            builder.depth = if recipe.pipeline.is_some() { (DEPTH * n / (deepest + 1)) as u32 } else { 0 };
             builder.at(recipe, &format!("n{n}"));
             let Some(made) = builder.node(*kind) else { continue };
             let made = builder.settled(made);
@@ -77,10 +89,19 @@ impl Builder {
             builder.known.push(made);
         }
         builder.ends(recipe);
-        let text = recipe.mesh.iter().map(|(name, size)| format!("{name}={size}"));
+        let pipeline = recipe.pipeline.map(|p| ("pp", p.rows));
+        let text = recipe.mesh.iter().copied().chain(pipeline).map(|(name, size)| format!("{name}={size}"));
         let mesh = Mesh::parse(&text.collect::<Vec<_>>().join(",")).unwrap_or_else(|e| panic!("{e}"));
         let mut places = Places::from(places(recipe, &builder.graph, &mesh));
         places.schedule = Schedule::one_stage(recipe.microbatches);
+        if let Some(p) = recipe.pipeline {
+            let size =
+                Size { stages: p.rows, virtuals: p.virtuals, microbatches: recipe.microbatches, group: None };
+            let table = named(p.kind).and_then(|kind| (kind.table)(&size).ok());
+            places.schedule = table.unwrap_or_else(|| panic!("{} has no table of {size:?}", p.kind));
+            let (depth, stages) = (builder.graph.depth(), places.schedule.stages());
+            builder.graph.stages = (0..depth).map(|mark| mark * stages / depth).collect();
+        }
         Case { graph: builder.graph, mesh, places }
     }
 
@@ -110,7 +131,7 @@ impl Builder {
         let signature = Signature::parse(signature).unwrap_or_else(|e| panic!("{e}"));
         let known = self.sizes.iter().map(|(n, s)| (n.as_str().into(), *s)).collect();
         let args = args.iter().map(|k| k.value).collect();
-        let mark = Mark { layer: 0, part: self.part };
+        let mark = Mark { layer: self.depth, part: self.part };
         let new = NewNode { op, signature, args, dtype, known, mark, tag: None, of: None, like: None };
         self.graph.push(new).unwrap_or_else(|e| panic!("{}: {e}", self.at))
     }
@@ -299,7 +320,7 @@ fn places(recipe: &Recipe, graph: &Graph, mesh: &Mesh) -> BTreeMap<Name, Shardin
         let dice = Dice::new(recipe.seed, name);
         let mut sharding = Sharding::replicated(dims);
         for axis in dice.order("axes", mesh.all().collect(), |a| mesh.name(*a).to_string()) {
-            let axis_name = recipe.mesh[axis.index()].0;
+            let Some((axis_name, _)) = recipe.mesh.get(axis.index()).copied() else { continue };
             let dim = dice.below(&format!("place {axis_name}"), dims + 1);
             if dim < dims && !recipe.whole.contains(&(name.to_string(), axis_name)) {
                 sharding.dims[dim].push(axis);

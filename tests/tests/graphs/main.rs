@@ -37,14 +37,24 @@ fn smallest(recipe: &Recipe, of: &str) -> String {
 
 #[test]
 fn every_graph_compiles_and_runs_as_it_means() {
+    hold(&Recipe::draw, 100);
+}
+
+#[test]
+fn every_graph_on_a_pipeline_runs_as_it_means() {
+    hold(&Recipe::draw_pipeline, 60);
+}
+
+/// The graphs of so many seeds, or as many as were asked for, have no fault.
+fn hold(draw: &dyn Fn(u64) -> Recipe, normal: u64) {
     let mut found: BTreeMap<String, Vec<u64>> = BTreeMap::new();
-    for seed in seeds_by("MESHC_GRAPHS", 100) {
-        if let Some(fault) = fault(&Recipe::draw(seed)) {
+    for seed in seeds_by("MESHC_GRAPHS", normal) {
+        if let Some(fault) = fault(&draw(seed)) {
             found.entry(kind(&fault)).or_default().push(seed);
         }
     }
     let report = |(kind, seeds): (&String, &Vec<u64>)| {
-        let smallest = smallest(&Recipe::draw(seeds[0]), kind);
+        let smallest = smallest(&draw(seeds[0]), kind);
         format!("{kind}: seeds {seeds:?}\nthe smallest of its kind: {smallest}")
     };
     let reports: Vec<String> = found.iter().map(report).collect();

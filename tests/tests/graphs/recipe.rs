@@ -67,7 +67,29 @@ pub struct Recipe {
     pub asked: BTreeSet<usize>,
     /// Inputs and states that an axis does not split.
     pub whole: BTreeSet<(String, &'static str)>,
+    /// The pipeline that the graph is cut for, if it is cut.
+    pub pipeline: Option<Pipeline>,
 }
+
+/// A pipeline: how many ranks it has, and its kind of schedule and virtual stages a rank.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Pipeline {
+    pub rows: usize,
+    pub kind: &'static str,
+    pub virtuals: usize,
+}
+
+/// Kinds, each with a number of virtual stages.
+const KINDS: [(&str, usize); 8] = [
+    ("gpipe", 1),
+    ("1f1b", 1),
+    ("interleaved", 2),
+    ("looping", 3),
+    ("zb-h1", 1),
+    ("zb-h2", 1),
+    ("zb-v", 2),
+    ("dualpipe-v", 2),
+];
 
 impl Recipe {
     /// The recipe of a seed; every second one has a loss.
@@ -85,7 +107,19 @@ impl Recipe {
         let asked = nodes.iter().map(|(n, _)| *n).filter(|_| random.below(6) == 0).collect();
         let loss = seed.is_multiple_of(2);
         let microbatches = if loss { *random.pick(&[1, 1, 2, 3]) } else { 1 };
-        Recipe { seed, sizes, mesh, nodes, loss, microbatches, asked, whole: BTreeSet::new() }
+        Recipe { seed, sizes, mesh, nodes, loss, microbatches, asked, whole: BTreeSet::new(), pipeline: None }
+    }
+
+    /// The recipe of a seed on a pipeline. All have a loss; the mesh beside it has few ranks.
+    pub fn draw_pipeline(seed: u64) -> Recipe {
+        let random = &mut Random::new(seed ^ 0x5eed);
+        let mut recipe = Recipe::draw(2 * seed);
+        recipe.microbatches = 1 + random.below(4);
+        recipe.mesh.truncate(1);
+        recipe.mesh.iter_mut().for_each(|(_, size)| *size = (*size).min(3));
+        let (kind, virtuals) = *random.pick(&KINDS);
+        recipe.pipeline = Some(Pipeline { rows: 1 + random.below(4), kind, virtuals });
+        recipe
     }
 
     /// Everything that has one thing less; `places` are the names of inputs and states.
@@ -104,6 +138,11 @@ impl Recipe {
         (0..n).rev().for_each(|i| with(&|r| r.nodes.retain(|node| *node != self.nodes[i])));
         if self.loss {
             with(&|r| (r.loss, r.microbatches) = (false, 1));
+        }
+        if self.pipeline.is_some() {
+            with(&|r| r.pipeline = None);
+            with(&|r| r.pipeline = r.pipeline.map(|p| Pipeline { kind: "1f1b", virtuals: 1, ..p }));
+            with(&|r| r.pipeline = r.pipeline.map(|p| Pipeline { rows: (p.rows - 1).max(1), ..p }));
         }
         (1..self.microbatches).for_each(|n| with(&|r| r.microbatches = n));
         self.asked.iter().for_each(|n| with(&|r| r.asked.retain(|m| m != n)));
