@@ -79,7 +79,7 @@ pub struct Later {
 /// Which model, and how it is split.
 #[derive(Clone, Debug, Args)]
 pub struct SplitArgs {
-    /// A folder with config.json, a config.json, or a graph in text form
+    /// A folder with config.json, a config.json, or a graph in text form; for check and train also a plan file
     pub model: Option<PathBuf>,
     /// Axes and sizes, outermost first: dp batch, tp heads, hidden and vocabulary, dpo a second batch axis
     #[arg(long, default_value = "", hide_default_value = true, value_name = "dp=2,tp=2")]

@@ -7,6 +7,7 @@ mod commands;
 mod failure;
 mod loaded;
 mod pipeline;
+mod planned;
 mod progress;
 mod request;
 

@@ -294,3 +294,35 @@ fn the_fastest_kind_is_chosen() {
         assert!(seconds(&chosen) <= seconds(&other), "{} and {kind}", chosen["schedule"]["kind"]);
     }
 }
+
+/// A plan file is trained as it stands; one that was changed so that the checker refuses it does not start.
+#[test]
+fn only_a_plan_that_is_proved_is_trained() {
+    let to = tempfile::tempdir().unwrap();
+    let at = |name: &str| to.path().join(name).display().to_string();
+    let (plan, broken, metrics) = (at("own.plan"), at("broken.plan"), at("m.jsonl"));
+    let model = folder("llama");
+    let sizes = ["--mesh", "pp=2", "--microbatches", "2", "--seq", "32", "--global-batch", "8"];
+    meshc(&[&["plan", &model, "-o", &plan], &sizes[..]].concat());
+    let batches = format!("{model}/data.safetensors");
+    let run = |plan: &str, more: &[&str]| {
+        let words = ["train", plan, "--batches", &batches, "--steps", "2", "--metrics", &metrics];
+        let done = Command::new(env!("CARGO_BIN_EXE_meshc")).args(words).args(more).output().unwrap();
+        (done.status.code(), String::from_utf8_lossy(&done.stderr).to_string())
+    };
+    let (code, said) = run(&plan, &[]);
+    assert_eq!(code, Some(0), "{said}");
+    assert_eq!(std::fs::read_to_string(&metrics).unwrap().lines().count(), 2);
+    for (more, word) in [(["--lr", "0.1"], "--lr"), (["--mesh", "dp=2"], "split")] {
+        let (code, said) = run(&plan, &more);
+        assert!(code == Some(2) && said.contains(word), "{said}");
+    }
+    std::fs::remove_file(&metrics).unwrap();
+    // A stage that never gets ready for what it needs.
+    let text = std::fs::read_to_string(&plan).unwrap();
+    let post = text.lines().find(|l| l.starts_with("call 1F.post 0")).unwrap();
+    std::fs::write(&broken, text.replacen(&format!("{post}\n"), "", 1)).unwrap();
+    let (code, said) = run(&broken, &[]);
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("1F") && !std::path::Path::new(&metrics).exists(), "{said}");
+}

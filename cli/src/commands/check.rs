@@ -3,12 +3,13 @@
 use ir::ShardedGraph;
 use ir::program::Program;
 use ir::state::AdamW;
-use planner::{check, numeric, planfile};
+use planner::{check, numeric};
 
 use super::print;
 use crate::args::CheckArgs;
 use crate::failure::Failure;
 use crate::loaded::{read_plan, workers};
+use crate::planned::plan_file;
 use crate::request::{self, Origin};
 
 pub(crate) fn run(origin: &Origin, args: &CheckArgs) -> Result<(), Failure> {
@@ -22,10 +23,7 @@ pub(crate) fn run(origin: &Origin, args: &CheckArgs) -> Result<(), Failure> {
 }
 
 fn subject(origin: &Origin, args: &CheckArgs) -> Result<(ShardedGraph, Program), Failure> {
-    if let Some(path) = &args.split.model
-        && path.is_file()
-        && std::fs::read_to_string(path).is_ok_and(|t| t.starts_with(planfile::HEAD))
-    {
+    if let Some(path) = plan_file(&args.split) {
         return read_plan(path);
     }
     let mut request = request::read(origin, &args.split, None)?;

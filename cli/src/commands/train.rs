@@ -30,6 +30,7 @@ use crate::args::TrainArgs;
 use crate::checkpoints::{self, Checkpoints, Start};
 use crate::failure::Failure;
 use crate::loaded::{FileTensors, file_tensors, fill, put, unused, workers};
+use crate::planned::{plan_file, planned};
 use crate::progress::{Progress, Row};
 use crate::request::{self, Origin, Request};
 
@@ -50,16 +51,23 @@ pub(crate) fn run(origin: &Origin, args: &TrainArgs) -> Result<(), Failure> {
     let adamw = adamw(args)?;
     let batches = args.batches.as_deref().map(Batches::open).transpose()?;
     let fed = batches.as_ref().map(|b| Shape { batch: b.global_batch(), sequence: b.sequence() });
-    let mut request = request::read(origin, &args.split, fed)?;
-    request.graph.seed(args.seed);
-    if request.graph.loss.is_none() {
-        return Err(Failure::Request(format!("{} has no loss to train on", request.title)));
-    }
+    let (request, compiled) = match plan_file(&args.split) {
+        Some(path) => planned(path, args)?,
+        None => {
+            let mut request = request::read(origin, &args.split, fed)?;
+            request.graph.seed(args.seed);
+            if request.graph.loss.is_none() {
+                return Err(Failure::Request(format!("{} has no loss to train on", request.title)));
+            }
+            let compiled = request.compile(adamw, args.dump.is_some(), &mut |_, _| {});
+            fits(&request, &compiled)?;
+            (request, compiled)
+        }
+    };
+    // Nothing starts that is not proved.
+    check::check(&compiled.sharded, &compiled.program).map_err(Failure::Check)?;
     let source = source(args, batches, &request)?;
     let found = checkpoints::found(args)?;
-    let compiled = request.compile(adamw, args.dump.is_some(), &mut |_, _| {});
-    fits(&request, &compiled)?;
-    check::check(&compiled.sharded, &compiled.program).map_err(Failure::Check)?;
     let checkpoints = Checkpoints::of(args, &request, &compiled.program, found.as_ref())?;
     let start = found
         .as_ref()
