@@ -147,7 +147,7 @@ fn comm(plan: &Plan) -> String {
     let stage: &[&str] = if several { &["stage"] } else { &[] };
     let head = ["collective", "axes", "phase", "group", "calls", "bytes", "wire a rank", "time", "exposed"];
     let mut rows = table(&[stage, &head].concat());
-    let cells = |k: &Comm, n: usize, [b, w, s, e]: [f64; 4]| {
+    let cells = |k: &Comm, n: usize, [b, w, s, _]: [f64; 4]| {
         vec![
             k.op.to_string(),
             k.axes.join("."),
@@ -157,21 +157,23 @@ fn comm(plan: &Plan) -> String {
             bytes(b),
             bytes(w),
             seconds(s),
-            seconds(e),
         ]
     };
-    // What stages have alike stands once.
-    let mut alike: Vec<(Vec<String>, Vec<usize>)> = Vec::new();
+    // What stages have alike stands once, with the most that is exposed in one.
+    let mut alike: Vec<(Vec<String>, Vec<usize>, f64)> = Vec::new();
     for (k, n, sums) in kinds {
-        let row = cells(k, n, sums);
-        match alike.iter_mut().find(|(known, _)| several && *known == row) {
-            Some((_, stages)) => stages.push(k.stage),
-            None => alike.push((row, vec![k.stage])),
+        let (row, exposed) = (cells(k, n, sums), sums[3]);
+        match alike.iter_mut().find(|(known, ..)| several && *known == row) {
+            Some((_, stages, most)) => {
+                stages.push(k.stage);
+                *most = most.max(exposed);
+            }
+            None => alike.push((row, vec![k.stage], exposed)),
         }
     }
-    for (row, stages) in alike {
+    for (row, stages, exposed) in alike {
         let of = if several { vec![runs(&stages)] } else { Vec::new() };
-        rows.add_row([of, row].concat());
+        rows.add_row([of, row, vec![seconds(exposed)]].concat());
     }
     show(rows, if several { 4 } else { 3 }) + &buckets(plan)
 }
