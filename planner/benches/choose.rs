@@ -1,11 +1,16 @@
-//! The choice for Llama 3 405B, on one core: all that happens between a training step on a mesh and its decisions.
+//! The choice for Llama 3 405B, on one core: all that happens between a training step on a mesh and its decisions; and its
+//! whole plan on a pipeline of 16 stages.
 
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 use ir::state::AdamW;
-use ir::{Mesh, Places, ShardedGraph};
-use meshc_planner::choose::best;
+use ir::{Graph, Mesh, Places, ShardedGraph};
+use meshc_planner::choose::{best, compile};
 use meshc_planner::cluster::read;
 use meshc_planner::conventions::{free, places, refine};
+use meshc_planner::plan::plan;
+use meshc_planner::schedules::named;
+use meshc_planner::schedules::refused::Size;
+use meshc_planner::stages::{costs, cut};
 use models::{Config, Shape};
 
 /// The published sizes.
@@ -15,7 +20,7 @@ const LLAMA_405B: &str = r#"{
     "rope_theta": 500000.0, "max_position_embeddings": 131072, "tie_word_embeddings": false, "hidden_act": "silu"
 }"#;
 
-fn placed(mesh: &str, batch: usize) -> ShardedGraph {
+fn model(mesh: &str, batch: usize) -> (Graph, Mesh, Places) {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("config.json");
     std::fs::write(&path, LLAMA_405B).expect("a file");
@@ -25,6 +30,11 @@ fn placed(mesh: &str, batch: usize) -> ShardedGraph {
     let mesh = refine(&graph, &Mesh::parse(mesh).expect("a mesh"));
     let mut at = Places::from(places(&graph, &mesh));
     at.free = free(&graph, &at.at, &mesh);
+    (graph, mesh, at)
+}
+
+fn placed(mesh: &str, batch: usize) -> ShardedGraph {
+    let (mut graph, mesh, at) = model(mesh, batch);
     passes::GRAPH.iter().for_each(|pass| (pass.run)(&mut graph));
     let mut sharded = ShardedGraph::new(graph, mesh, at);
     passes::PLACED.iter().for_each(|pass| (pass.run)(&mut sharded));
@@ -46,5 +56,23 @@ fn llama_405b(c: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, llama_405b);
+fn whole_plan(c: &mut Criterion) {
+    let h100 = read("h100").expect("a cluster");
+    let (stages, microbatches) = (16, 64);
+    let (mut graph, mesh, mut at) = model("pp=16,dp=8,tp=8", 8);
+    let size = Size { stages, virtuals: 1, microbatches, group: None };
+    at.schedule = (named("1f1b").expect("a kind").table)(&size).expect("a table");
+    graph.stages = cut(&costs(&graph, mesh.ranks() / stages, false, &h100), stages);
+    let mut group = c.benchmark_group("plan");
+    group.sample_size(10);
+    group.bench_function("llama 3 405b on pp=16,dp=8,tp=8, 64 micro-batches", |b| {
+        b.iter(|| {
+            let compiled = compile(graph.clone(), &mesh, at.clone(), &h100, &mut |_, _| {});
+            plan(&compiled.sharded, &compiled.program, &h100)
+        });
+    });
+    group.finish();
+}
+
+criterion_group!(benches, llama_405b, whole_plan);
 criterion_main!(benches);

@@ -119,7 +119,7 @@ pub(super) fn sites(graph: &Graph, schedule: &Schedule) -> Sites {
     placing.micro_batch();
     placing.update();
     placing.needed();
-    placing.used_by_update();
+    placing.free_ones();
     let sends = placing.sends();
     let Placing { of, crossings, makers, .. } = placing;
     Sites { of, sends, crossings, first, homes, makers, split }
@@ -381,8 +381,8 @@ impl Placing<'_> {
         (0..rows.len()).map(|r| Some(r) == first).collect()
     }
 
-    /// What is free and used in the update of a row runs there, unless a segment of the row has it.
-    fn used_by_update(&mut self) {
+    /// What is free runs wherever it is used by now: also in the update of a row, unless a segment of the row has it.
+    fn free_ones(&mut self) {
         for i in (0..self.graph.nodes.len()).rev() {
             let node = &self.graph.nodes[i];
             let update = node.mark.part == Part::Update;
@@ -425,7 +425,7 @@ impl Placing<'_> {
                 for v in node.args.iter().collect::<BTreeSet<_>>() {
                     let maker = self.makers[v.index()];
                     if !self.free[maker] && self.of[maker].iter().all(|(stage, _)| *stage != site.0) {
-                        join(sends.entry(*v).or_default(), self.received(self.of[maker][0], *site));
+                        join(sends.entry(*v).or_default(), received(self.of[maker][0], *site));
                     }
                 }
             }
@@ -434,16 +434,17 @@ impl Placing<'_> {
     }
 }
 
-impl Placing<'_> {
-    /// In which segment a stage receives what it uses in another: what a forward before it made, in its forward, and no
-    /// gradient as late as the half toward weights, so that nobody has to keep long what is sent.
-    fn received(&self, (from, made): Site, (to, used): Site) -> Site {
-        match (made, used) {
-            (Kind::Forward, _) if from < to => (to, Kind::Forward),
-            (Kind::Forward | Kind::Input, Kind::Weight) => (to, Kind::Input),
-            (_, used) => (to, used),
-        }
-    }
+/// In which segment a stage receives what it uses in another: what a forward before it made, in its forward, and no
+/// gradient as late as the half toward weights, so that nobody has to keep long what is sent.
+fn received((from, made): Site, (to, used): Site) -> Site {
+    let kind = if made == Kind::Forward && from < to {
+        Kind::Forward
+    } else if used == Kind::Weight && made != Kind::Weight {
+        Kind::Input
+    } else {
+        used
+    };
+    (to, kind)
 }
 
 fn within(a: &Rows, b: &Rows) -> bool {
