@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use ir::dsl::{Model, Tensor};
 use ir::kernel::Body;
-use ir::program::{Duty, Instruction, Program, Region, Stage};
+use ir::program::{Call, Duty, Instruction, Program, Region, Stage};
 use ir::schedule::Kind;
 use ir::state::{AdamW, Init, Role};
 use ir::{DType, Graph, Mesh, Move, Name, Places, Reduce, Unary};
@@ -12,9 +12,12 @@ use meshc_tests::meaning::places;
 use meshc_tests::oracle::read;
 use meshc_tests::whole::{PLAIN, Split, all_feeds, fill, here, piped, split_step};
 use passes::Compiled;
+use planner::check::check;
 use planner::choose::compile;
+use planner::cluster::Cluster;
 use planner::schedules::figures::in_flight;
 use planner::stages::{asked, costs, cut};
+use planner::timeline::timeline;
 use planner::zero::{self, Zero};
 use runtime::local::{HostTensor, Local, RunError, Taps};
 
@@ -354,6 +357,50 @@ fn the_measured_order_is_that_of_the_table() {
             }
         }
     }
+}
+
+/// B31: what a rank gets ready for one action ahead comes beside computing; made ready for right before its use, it is
+/// waited for, or ranks wait for each other for ever. The plan's timeline has both: where both end, the early one stalls less or
+/// as long; and the checker refuses what does not end.
+#[test]
+fn receives_one_action_ahead_stall_less() {
+    let oracle = read("llama_deep");
+    let slow = Cluster { latency: 1e-3, ..here() };
+    let (mut less, mut hang) = (0, 0);
+    for (kind, l) in [("1f1b", 1), ("gpipe", 1), ("interleaved", 2), ("zb-v", 2)] {
+        let split = Split { microbatches: 4, schedule: Some((kind, l)), ..PLAIN };
+        let (compiled, _) = split_step(&oracle, "pp=2", split, false, &mut |_, _| {});
+        let mut late = compiled.program.clone();
+        for stage in &mut late.stages {
+            let of = |c: &Call| {
+                let s = &stage.segments[c.segment];
+                (s.stage, s.kind, s.duty, c.microbatch)
+            };
+            let (posts, mut calls): (Vec<Call>, Vec<Call>) =
+                stage.calls.iter().partition(|c| of(c).2 == Duty::Post);
+            for post in posts {
+                let (k, kind, _, m) = of(&post);
+                let use_at = calls.iter().position(|c| of(c) == (k, kind, Duty::Work, m)).unwrap();
+                calls.insert(use_at, post);
+            }
+            stage.calls = calls;
+        }
+        // None where ranks wait for each other for ever.
+        let stall = |program: &Program| -> Option<f64> {
+            let timeline = timeline(program, &slow);
+            let ends = timeline.rows.iter().zip(&program.stages).all(|(r, s)| r.spans.len() == s.calls.len());
+            ends.then(|| timeline.rows.iter().map(|r| r.exposed + r.waiting).sum())
+        };
+        assert_eq!(check(&compiled.sharded, &late).is_ok(), stall(&late).is_some(), "{kind}");
+        let early = stall(&compiled.program).expect("what is emitted ends");
+        let Some(late) = stall(&late) else {
+            hang += 1;
+            continue;
+        };
+        assert!(early <= late * (1.0 + 1e-9), "{kind}: {early} s and {late} s");
+        less += usize::from(early < 0.999 * late);
+    }
+    assert!(less >= 1 && hang >= 1, "{less} kinds stall less, {hang} hang if late");
 }
 
 /// A comparison that all of these rest on: without a pipeline the same graphs give the same.
