@@ -81,7 +81,8 @@ pub struct Later {
 pub struct SplitArgs {
     /// A folder with config.json, a config.json, or a graph in text form; for check and train also a plan file
     pub model: Option<PathBuf>,
-    /// Axes and sizes, outermost first: dp batch, tp heads, hidden and vocabulary, dpo a second batch axis
+    /// Axes and sizes, outermost first: pp layers (a pipeline), dp batch, tp heads, hidden and vocabulary, dpo a second
+    /// batch axis
     #[arg(long, default_value = "", hide_default_value = true, value_name = "dp=2,tp=2")]
     pub mesh: String,
     /// Rows of a step, over all ranks; 8 unless the batches or the model say otherwise
@@ -203,7 +204,7 @@ pub struct PlanArgs {
     /// Text for people, JSON for scripts
     #[arg(long, value_enum, default_value_t = Format::Text)]
     pub format: Format,
-    /// Writes the plan to a file, for show, check and run
+    /// Writes the plan to a file, for show, check and train
     #[arg(short, long, value_name = "PLAN")]
     pub output: Option<PathBuf>,
     /// Writes when everything happens, by price, for Chrome's chrome://tracing or ui.perfetto.dev

@@ -18,6 +18,9 @@ const USUAL: &str = "1f1b";
 /// The kind that is chosen.
 const AUTO: &str = "auto";
 
+/// No model is deeper.
+const DEEPEST: usize = 1 << 14;
+
 /// How a step runs through a pipeline.
 pub struct Pipeline {
     /// The kind of schedule, or its file.
@@ -49,6 +52,12 @@ pub fn pipelines(
         (AUTO, _) => every_kind(args, graph, rows, &size),
         (_, Some(kind)) => {
             let virtuals = args.r#virtual.unwrap_or(kind.virtuals);
+            if virtuals > graph.depth().max(kind.virtuals) {
+                return Err(Failure::Request(format!(
+                    "--virtual {virtuals}: a rank cannot have more stages than the model has places to cut, {}",
+                    graph.depth()
+                )));
+            }
             let schedule = (kind.table)(&size(virtuals)).map_err(|e| Failure::Request(e.to_string()))?;
             vec![Pipeline { kind: kind.name.to_string(), schedule }]
         }
@@ -123,12 +132,20 @@ pub fn stages(
     cluster: &Cluster,
 ) -> Result<Vec<usize>, Failure> {
     let (rows, count) = (mesh.rows(), schedule.stages());
+    if count == 1 && args.stages.is_none() {
+        return Ok(Vec::new());
+    }
+    if graph.depth() > DEEPEST {
+        let depth = graph.depth();
+        return Err(Failure::Request(format!(
+            "the model is {depth} layers deep; at most {DEEPEST} can be cut"
+        )));
+    }
     let costs = costs(graph, mesh.ranks() / rows, args.dtype == Float::Bf16, cluster);
     match &args.stages {
         Some(text) => {
             asked(text, graph, &costs, rows, count / rows).map_err(|e| Failure::Request(e.to_string()))
         }
-        None if count == 1 => Ok(Vec::new()),
         None => Ok(cut(&costs, count)),
     }
 }

@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 
 use clap::Parser;
 use ir::Places;
+use ir::composite::has_dropout;
+use ir::program::Instruction;
 use models::Shape;
 use passes::Compiled;
 use planner::planfile;
@@ -53,6 +55,19 @@ pub fn planned(path: &Path, args: &TrainArgs) -> Result<(Request, Compiled), Fai
         return Err(wrong(format!("a plan has its optimizer and its taps in it; {flag} does not apply")));
     }
     let (sharded, program) = read_plan(path)?;
+    let instructions = program.stages.iter().flat_map(|s| &s.segments).flat_map(|s| &s.instructions);
+    let tells = |i: &Instruction| matches!(i, Instruction::Tap { name, .. } if &**name == "grad_norm");
+    if !instructions.into_iter().any(tells) {
+        return Err(wrong("it has no training step; one is planned with --mode train".to_string()));
+    }
+    if args.seed != 0 && has_dropout(&sharded.graph) {
+        return Err(wrong("its dropout has a seed already; --seed does not apply".to_string()));
+    }
+    if std::fs::read_to_string(path).is_ok_and(|text| text.lines().any(|l| l == planfile::FILLED)) {
+        let what =
+            "its micro-batches end in rows that do not count, and only the model's own command knows which";
+        return Err(wrong(what.to_string()));
+    }
     let size = |d: usize| program.inputs.iter().filter_map(|i| i.dims.get(d)).map(|(_, n)| *n).max();
     let rows = Rows::chunks(size(0).unwrap_or(1), program.microbatches);
     let shape = Shape { batch: rows.counted(), sequence: size(1).unwrap_or(1) };

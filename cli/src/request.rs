@@ -7,7 +7,7 @@ use std::path::Path;
 use ir::composite::{has_dropout, set_dropout};
 use ir::graph::{Mark, NewNode, Precision, Recompute};
 use ir::state::AdamW;
-use ir::{DType, Graph, Mesh, Name, Op, Places, ShardedGraph, Signature, verify};
+use ir::{DType, Graph, Mesh, Name, Op, PIPELINE, Places, ShardedGraph, Signature, verify};
 use models::{Config, Dropout, Shape};
 use passes::{Compiled, Trace};
 use planner::choose::{Best, compile, compile_and_tell};
@@ -232,8 +232,8 @@ fn not_built(args: &SplitArgs) -> Result<(), Failure> {
 /// The size of buckets that was asked for, where there is something to put into them.
 fn buckets(args: &SplitArgs, mesh: &Mesh) -> Result<Option<usize>, Failure> {
     let Some(bytes) = args.bucket_bytes else { return Ok(None) };
-    let idle = if mesh.ranks() == 1 {
-        Some("on one device nothing is reduced or gathered")
+    let idle = if mesh.ranks() == mesh.rows() {
+        Some("on one device, or one a stage, nothing is reduced or gathered")
     } else if args.mode == Mode::Forward && args.zero < 3 {
         Some("a forward pass reduces no gradient, and gathers parameters only with --zero 3")
     } else {
@@ -257,6 +257,10 @@ fn mesh(text: &str) -> Result<Mesh, Failure> {
                 known.join(", ")
             )));
         };
+        if *axis == PIPELINE && &**name != PIPELINE {
+            let what = "a pipeline is one axis, called pp";
+            return Err(Failure::Request(format!("--mesh {text}: there is an axis {name}, but {what}")));
+        }
         if ["cp", "ep"].contains(axis) && *size > 1 {
             return Err(Failure::NotBuilt(format!("--mesh {text}: axis {name} ({what})")));
         }

@@ -51,6 +51,7 @@ fn what_makes_no_sense_is_refused() {
         ),
         (&["plan", &model, "--mesh", "dp"], &["name=size"]),
         (&["plan", &model, "--bucket-bytes", "9"], &["--bucket-bytes 9", "on one device"]),
+        (&["plan", &model, "--mesh", "pp=2", "--bucket-bytes", "9"], &["--bucket-bytes 9", "one a stage"]),
         (
             &["plan", &model, "--mesh", "dp=2", "--mode", "forward", "--bucket-bytes", "9"],
             &["--bucket-bytes 9", "only with --zero 3"],
@@ -58,6 +59,12 @@ fn what_makes_no_sense_is_refused() {
         (&["plan", &model, "--mesh", "dp=2,dp=2"], &["axis dp is named twice"]),
         (&["plan", &model, "--mesch", "dp=2"], &["--mesch", "--mesh"]),
         (&["plan", &model, "--mesh", "cp=2"], &["axis cp (sequence)", "not built yet"]),
+        (&["plan", &model, "--mesh", "pp=2.2"], &["axis pp0", "called pp"]),
+        (&["plan", &model, "--mesh", "pp=2", "--stages", "18446744073709551615,_"], &["the model has"]),
+        (
+            &["plan", &model, "--mesh", "pp=2", "--schedule", "looping", "--virtual", "1000000"],
+            &["--virtual 1000000", "places to cut"],
+        ),
         (
             &["plan", &model, "--mesh", "pp=2", "--schedule", "2f2b"],
             &["--schedule 2f2b", "no such kind", "zb-h1"],

@@ -317,9 +317,29 @@ fn only_a_plan_that_is_proved_is_trained() {
         let (code, said) = run(&plan, &more);
         assert!(code == Some(2) && said.contains(word), "{said}");
     }
+    let filled = at("filled.plan");
+    let odd = ["--mesh", "pp=2", "--microbatches", "2", "--seq", "32", "--global-batch", "3"];
+    meshc(&[&["plan", &model, "-o", &filled], &odd[..]].concat());
+    let forward = at("forward.plan");
+    meshc(&[&["plan", &model, "-o", &forward, "--mode", "forward"], &sizes[..]].concat());
+    for (plan, word) in [(&filled, "do not count"), (&forward, "no training step")] {
+        let (code, said) = run(plan, &[]);
+        assert!(code == Some(2) && said.contains(word), "{said}");
+    }
     std::fs::remove_file(&metrics).unwrap();
-    // A stage that never gets ready for what it needs.
+    // Halves that are not of one plan.
     let text = std::fs::read_to_string(&plan).unwrap();
+    let fewer = text.replace(" 0F1 0B0 0B1", " 0B0").replace(" 1F1 1B1", "");
+    for (changed, word) in [
+        (text.replace("sharded mesh pp=2", "sharded mesh dp=2"), "on mesh"),
+        (fewer, "micro-batches"),
+        (text.replace("\nstages 0 ", "\nstages 7 "), "stage"),
+    ] {
+        std::fs::write(&broken, changed).unwrap();
+        let (code, said) = run(&broken, &[]);
+        assert!(code != Some(0) && said.contains(word), "{word}: {said}");
+    }
+    // A stage that never gets ready for what it needs.
     let post = text.lines().find(|l| l.starts_with("call 1F.post 0")).unwrap();
     std::fs::write(&broken, text.replacen(&format!("{post}\n"), "", 1)).unwrap();
     let (code, said) = run(&broken, &[]);

@@ -30,7 +30,7 @@ pub fn lower(sharded: &ShardedGraph) -> Program {
     let schedule = &sharded.decisions.schedule;
     let microbatches = schedule.microbatches();
     let sites = sites(graph, schedule);
-    let rows = sites.first.iter().enumerate().map(|(row, _)| Row::new(&sites, row)).collect();
+    let rows = (0..sites.first.len()).map(|row| Row::new(&sites, row)).collect();
     let mut lowering = Lowering {
         sharded,
         root: roots(sharded, microbatches),
@@ -199,8 +199,7 @@ impl Lowering<'_> {
             }
         }
         for (v, to) in &self.sites.sends {
-            let maker = graph.nodes.iter().position(|n| n.results.contains(v)).unwrap_or(0);
-            let from = self.sites.of[maker].iter().map(|(stage, _)| *stage);
+            let from = self.sites.of[self.maker(*v)].iter().map(|(stage, _)| *stage);
             for stage in from.chain(to.iter().map(|(stage, _)| *stage)) {
                 self.crossed.insert((self.root[v.index()], stage));
             }

@@ -14,6 +14,28 @@ use crate::hang::{self, Transport};
 /// What was proved, or all that is wrong.
 pub type Checked = Result<Vec<String>, Vec<String>>;
 
+/// Where a program is not one of this sharded graph: another mesh, table or cut.
+fn halves(sharded: &ShardedGraph, program: &Program) -> Vec<String> {
+    let schedule = &sharded.decisions.schedule;
+    let homes = if schedule.homes.is_empty() { &[0][..] } else { &schedule.homes };
+    let mut faults = Vec::new();
+    if sharded.mesh != program.mesh {
+        faults.push(format!("the graph is on mesh {}, the program on {}", sharded.mesh, program.mesh));
+    }
+    if homes != program.homes {
+        let what = format!("the table has stages in rows {homes:?}, the program in {:?}", program.homes);
+        faults.push(what);
+    }
+    if !schedule.rows.is_empty() && schedule.microbatches() != program.microbatches {
+        let (a, b) = (schedule.microbatches(), program.microbatches);
+        faults.push(format!("the table has {a} micro-batches, the program {b}"));
+    }
+    if let Some(stage) = sharded.graph.stages.iter().find(|stage| **stage >= homes.len()) {
+        faults.push(format!("the graph is cut into a stage {stage}, but there are {}", homes.len()));
+    }
+    faults
+}
+
 /// Proves a plan.
 ///
 /// # Errors
@@ -25,6 +47,7 @@ pub fn check(sharded: &ShardedGraph, program: &Program) -> Checked {
     let texts =
         |e: Vec<ir::verify_program::ProgramError>| e.iter().map(ToString::to_string).collect::<Vec<_>>();
     faults.extend(verify_program(program).err().map(texts).unwrap_or_default());
+    faults.extend(halves(sharded, program));
     if !faults.is_empty() {
         return Err(faults);
     }

@@ -89,7 +89,7 @@ pub struct MeshAxis {
 /// Calls of one kind.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Comm {
-    /// all_reduce, all_gather, reduce_scatter, all_to_all, permute.
+    /// all_reduce, all_gather, reduce_scatter, all_to_all, permute, broadcast; send: to the next stage, or any other.
     pub op: &'static str,
     /// Over these axes.
     pub axes: Vec<String>,
@@ -111,7 +111,7 @@ pub struct Comm {
     pub wire_bytes: f64,
     /// Seconds of a call.
     pub seconds: f64,
-    /// Seconds of a call that no computation hides.
+    /// Seconds of a call that no computation hides; of a send those that its receiver waits.
     pub exposed_seconds: f64,
 }
 

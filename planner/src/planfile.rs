@@ -6,6 +6,9 @@ use ir::{ParseError, ShardedGraph, parse_program, parse_sharded};
 /// The first line of a plan file.
 pub const HEAD: &str = "meshc plan 1";
 
+/// A line behind the first that says that micro-batches end in rows that do not count.
+pub const FILLED: &str = "; filled up";
+
 /// What stands between the sharded graph and the program.
 const RULE: &str = "----";
 
@@ -26,6 +29,11 @@ pub enum PlanFileError {
 /// The text of a plan file.
 pub fn write(sharded: &ShardedGraph, program: &Program) -> String {
     format!("{HEAD}\n{sharded}{RULE}\n{program}")
+}
+
+/// The same of a plan whose micro-batches end in rows that do not count.
+pub fn write_filled(sharded: &ShardedGraph, program: &Program) -> String {
+    write(sharded, program).replacen('\n', &format!("\n{FILLED}\n"), 1)
 }
 
 /// Reads a plan file.

@@ -102,7 +102,7 @@ pub fn asked(
     let before = usize::from(graph.layers > 0);
     let layers = if graph.layers > 0 { graph.layers as usize } else { graph.depth() };
     let Some(sizes) = sizes(&costs[before..before + layers], &asked) else {
-        let found = asked.iter().flatten().sum();
+        let found = asked.iter().flatten().fold(0, |sum: usize, n| sum.saturating_add(*n));
         return Err(StagesError::Layers { text: text.to_string(), found, layers });
     };
     let mut stages = vec![0; before];
@@ -124,7 +124,7 @@ fn sizes(costs: &[u64], fixed: &[Option<usize>]) -> Option<Vec<usize>> {
     }
     let cost = |from: usize, to: usize| sums[to] - sums[from];
     let ends = |stage: usize, from: usize| match fixed[stage] {
-        Some(size) => (from + size..=from + size).filter(|to| *to <= n).collect::<Vec<_>>(),
+        Some(size) => from.checked_add(size).filter(|to| *to <= n).into_iter().collect::<Vec<_>>(),
         None => (from..=n).collect(),
     };
     // From the last stage to the first: the least that the slowest of the rest can take.

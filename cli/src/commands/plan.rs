@@ -32,7 +32,8 @@ pub(crate) fn run(origin: &Origin, args: &PlanArgs) -> Result<(), Failure> {
     let mut plan = request.plan(&compiled);
     plan.choices = choices;
     if let Some(path) = &args.output {
-        write_text(path, &planfile::write(&compiled.sharded, &compiled.program))
+        let write = if request.rows.is_filled() { planfile::write_filled } else { planfile::write };
+        write_text(path, &write(&compiled.sharded, &compiled.program))
             .map_err(|e| Failure::Write(e.to_string()))?;
     }
     if let Some(path) = &args.trace {

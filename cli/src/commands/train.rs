@@ -60,10 +60,10 @@ pub(crate) fn run(origin: &Origin, args: &TrainArgs) -> Result<(), Failure> {
                 return Err(Failure::Request(format!("{} has no loss to train on", request.title)));
             }
             let compiled = request.compile(adamw, args.dump.is_some(), &mut |_, _| {});
-            fits(&request, &compiled)?;
             (request, compiled)
         }
     };
+    fits(&request, &compiled)?;
     // Nothing starts that is not proved.
     check::check(&compiled.sharded, &compiled.program).map_err(Failure::Check)?;
     let source = source(args, batches, &request)?;

@@ -265,6 +265,11 @@ impl Check<'_> {
                 Region::Step | Region::Scratch => {}
             }
         }
+        if stage.slots > stage.calls.len().max(1) {
+            // Each slot has a call at the least.
+            let fault = ProgramFault::Call(0, stage.slots, stage.segments.len(), stage.slots);
+            return self.report(&format!("stage {s}"), fault);
+        }
         let mut slots = vec![empty; stage.slots.max(1)];
         // By slot and buffer the micro-batch that it is of.
         let mut owners: Vec<Vec<Option<usize>>> = vec![vec![None; n]; slots.len()];

@@ -48,6 +48,11 @@ impl Rows {
         self.global
     }
 
+    /// Whether micro-batches have rows that do not count.
+    pub fn is_filled(&self) -> bool {
+        self.all.iter().flatten().any(Option::is_none)
+    }
+
     /// How many micro-batches there are.
     pub fn microbatches(&self) -> usize {
         self.all.len()

@@ -115,6 +115,7 @@ impl TapTargets {
         found.retain(|name, _| wanted.contains(name));
         let mut owners: BTreeMap<&Name, usize> = BTreeMap::new();
         let mut count: BTreeMap<&Name, usize> = BTreeMap::new();
+        let mut taken: BTreeSet<(&Name, usize)> = BTreeSet::new();
         for (r, (stage, row)) in stages.iter().zip(&mut self.rows).enumerate() {
             row.calls.clear();
             row.targets.clear();
@@ -130,6 +131,11 @@ impl TapTargets {
                     let n = count.entry(name).or_default();
                     // Of micro-batches in their order, whatever that of the calls.
                     let place = call.microbatch.unwrap_or(*n);
+                    if !taken.insert((name, place)) {
+                        // One tensor is written by one tap.
+                        row.targets.push(None);
+                        continue;
+                    }
                     *n += 1;
                     let all = found.entry(name.clone()).or_default();
                     while all.len() <= place {
