@@ -93,6 +93,14 @@ pub struct Transfer {
     pub to: BufferId,
 }
 
+impl Transfer {
+    /// Whether stages of a pipeline do it together.
+    pub fn joins_stages(&self, mesh: &Mesh) -> bool {
+        let pipeline = mesh.pipeline();
+        self.step.axes().iter().any(|axis| Some(*axis) == pipeline)
+    }
+}
+
 /// What goes from a stage of a pipeline to another: a value of the micro-batch, or of the step, that its call is for. The
 /// k-th sent and the k-th received of the same from, to and value are the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

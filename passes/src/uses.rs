@@ -26,8 +26,7 @@ impl Made {
 
 /// Whether it starts a collective of several stages of a pipeline.
 pub(crate) fn between_stages(instruction: &Instruction, mesh: &Mesh) -> bool {
-    let axis = mesh.pipeline();
-    instruction.transfers().iter().any(|t| t.step.axes().iter().any(|a| Some(*a) == axis))
+    instruction.transfers().iter().any(|t| t.joins_stages(mesh))
 }
 
 /// What only follows from reductions, and may as well come later in its segment whatever the rest of it does: a gradient's

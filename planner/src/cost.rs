@@ -144,6 +144,11 @@ pub fn message(step: &Move, from: Lies, to: Lies, mesh: &Mesh) -> Message {
     Message { group, bytes, wire_bytes: wire * bytes as f64, rounds }
 }
 
+/// What is sent from one rank to another.
+pub fn send(bytes: usize) -> Message {
+    Message { group: 2, bytes, wire_bytes: bytes as f64, rounds: 1 }
+}
+
 /// What one call sends that moves several tensors: a bucket.
 pub fn call(parts: &[Transfer], stage: &Stage, mesh: &Mesh) -> Message {
     let of = |b: BufferId| Lies::of(&stage.buffers[b.index()]);

@@ -383,7 +383,7 @@ fn comm(sharded: &ShardedGraph, program: &Program, cluster: &Cluster, timeline: 
                     Instruction::Start { token, parts } => {
                         let message = cost::call(parts, stage, &program.mesh);
                         let step = &parts[0].step;
-                        let joint = step.axes().iter().any(|a| Some(*a) == program.mesh.pipeline());
+                        let joint = parts[0].joins_stages(&program.mesh);
                         joins += usize::from(joint);
                         if message.group == 1 {
                             continue;
@@ -401,7 +401,7 @@ fn comm(sharded: &ShardedGraph, program: &Program, cluster: &Cluster, timeline: 
                             continue;
                         }
                         let bytes = stage.buffers[from.index()].bytes(&program.mesh);
-                        let call = cost::Message { group: 2, bytes, wire_bytes: bytes as f64, rounds: 1 };
+                        let call = cost::send(bytes);
                         let exposed = timeline.exposed_messages.get(message).copied();
                         let seconds = cost::message_seconds(call, cluster);
                         let axes = program.mesh.pipeline().into_iter().collect();

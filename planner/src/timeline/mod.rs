@@ -127,8 +127,9 @@ pub fn timeline(program: &Program, cluster: &Cluster) -> Timeline {
                 let bytes = stage.buffers[from.index()].bytes(mesh);
                 seconds.insert(*message, message_seconds(program, *message, bytes, cluster));
             }
-            let joint = |p: &ir::program::Transfer| p.step.axes().iter().any(|a| Some(*a) == mesh.pipeline());
-            if let Some((_, parts)) = instruction.started().filter(|(_, parts)| parts.iter().any(joint)) {
+            if let Some((_, parts)) =
+                instruction.started().filter(|(_, parts)| parts.iter().any(|p| p.joins_stages(mesh)))
+            {
                 let all = cost::message_seconds(cost::call(parts, stage, mesh), cluster);
                 join_seconds.resize(join_seconds.len().max(place + 1), 0.0);
                 join_seconds[place] = f64::max(join_seconds[place], all);
@@ -162,11 +163,10 @@ pub fn timeline(program: &Program, cluster: &Cluster) -> Timeline {
 /// Seconds of a message: like a collective of two, or a copy where both stages live on one rank.
 pub fn message_seconds(program: &Program, message: Message, bytes: usize, cluster: &Cluster) -> f64 {
     let apart = program.homes.get(message.from) != program.homes.get(message.to);
-    let wire_bytes = bytes as f64;
     match apart {
-        true => cost::message_seconds(cost::Message { group: 2, bytes, wire_bytes, rounds: 1 }, cluster),
+        true => cost::message_seconds(cost::send(bytes), cluster),
         false => {
-            cost::launch_seconds(cost::Work { bytes: 2.0 * wire_bytes, ..cost::Work::default() }, cluster)
+            cost::launch_seconds(cost::Work { bytes: 2.0 * bytes as f64, ..cost::Work::default() }, cluster)
         }
     }
 }

@@ -129,7 +129,7 @@ pub fn profile(
     for instruction in &segment.instructions {
         match instruction {
             Instruction::Start { token, parts } => {
-                if parts.iter().any(|p| p.step.axes().iter().any(|a| Some(*a) == mesh.pipeline())) {
+                if parts.iter().any(|p| p.joins_stages(mesh)) {
                     joined.insert(*token, *joins);
                     out.events.push(Event::Join(*joins));
                     *joins += 1;

@@ -19,7 +19,7 @@ use super::bucket::{Bucket, Moved};
 use super::code::{Code, Op, Place, RankCode, SegmentCode};
 use super::collective::Collective;
 use super::error::RunError;
-use super::message::{Channel, Channels, joins};
+use super::message::{Channel, Channels};
 use crate::cpu::{Compiled, compile, plain};
 
 /// The global ranges of the piece of a tensor that the rank at `at` has.
@@ -447,7 +447,7 @@ impl Loader<'_> {
             }
         };
         let member = members.iter().position(|r| *r == rank).unwrap_or(0);
-        let joint = joins(parts, mesh.pipeline()).then(|| {
+        let joint = parts.iter().any(|p| p.joins_stages(mesh)).then(|| {
             self.joined += 1;
             self.joined - 1
         });

@@ -48,14 +48,15 @@ impl Channels {
     /// An end that is missing, twice there, in the wrong row, or means something else than the other.
     pub fn of(program: &Program) -> Result<Channels, RunError> {
         let mut all = Channels { ends: HashMap::new(), joint: Vec::new() };
-        let pipeline = program.mesh.pipeline();
         for (row, stage) in program.stages.iter().enumerate() {
             let mut joint = 0;
             for instruction in stage.segments.iter().flat_map(|s| &s.instructions) {
                 match instruction {
                     Instruction::Send { message, from, .. } => all.end(program, *message, 0, (row, *from))?,
                     Instruction::Receive { message, to, .. } => all.end(program, *message, 1, (row, *to))?,
-                    Instruction::Start { parts, .. } if joins(parts, pipeline) => {
+                    Instruction::Start { parts, .. }
+                        if parts.iter().any(|p| p.joins_stages(&program.mesh)) =>
+                    {
                         if all.joint.len() == joint {
                             all.joint.push(vec![Vec::new(); program.stages.len()]);
                         }
@@ -134,11 +135,6 @@ impl Channels {
     pub fn joint(&self, place: usize) -> &[Vec<Transfer>] {
         &self.joint[place]
     }
-}
-
-/// Whether a collective is one of several rows.
-pub fn joins(parts: &[Transfer], pipeline: Option<ir::Axis>) -> bool {
-    parts.iter().any(|p| p.step.axes().iter().any(|a| Some(*a) == pipeline))
 }
 
 fn show(m: &Message) -> String {
