@@ -223,15 +223,15 @@ impl<'a> Walk<'a> {
         let once = |kind| Action { stage: first, kind, microbatch: None };
         self.call(once(Kind::Begin), Duty::Work, 0);
         let mut last: FxHashMap<(usize, usize), usize> = FxHashMap::default();
-        for (i, action) in row.iter().enumerate() {
+        for (i, action) in row.iter().enumerate().filter(|(_, a)| self.runs(**a)) {
             action.microbatch.into_iter().for_each(|m| {
                 last.insert((action.stage, m), i);
             });
         }
         for (i, action) in row.iter().enumerate() {
-            let Some(m) = action.microbatch else { continue };
+            let Some(m) = action.microbatch.filter(|_| self.runs(*action)) else { continue };
             let now = self.clock.boundaries[self.row][i];
-            let next = row.get(i + 1).and_then(|a| Some((*a, a.microbatch?)));
+            let next = row.get(i + 1).filter(|a| self.runs(**a)).and_then(|a| Some((*a, a.microbatch?)));
             next.into_iter().for_each(|(next, m)| self.backward_early(next, m, now));
             self.prepare(*action, m, now + LATE);
             next.into_iter().for_each(|(next, m)| self.forward_early(next, m, now + LATE));
@@ -313,6 +313,13 @@ impl<'a> Walk<'a> {
         self.clear(slot);
         self.unused.remove(&slot);
         self.of.insert((stage, m), slot);
+    }
+
+    /// Whether an action has something to do: one of a stage without layers has not, and takes no slot.
+    fn runs(&self, action: Action) -> bool {
+        let any =
+            |half: &Action| Duty::ALL.iter().any(|duty| self.segment(half.stage, half.kind, *duty).is_some());
+        halves(action, self.stage).iter().any(any)
     }
 
     fn receives(&self, action: Action) -> bool {
