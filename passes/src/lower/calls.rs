@@ -315,11 +315,10 @@ impl<'a> Walk<'a> {
         self.of.insert((stage, m), slot);
     }
 
-    /// Whether an action has something to do: one of a stage without layers has not, and takes no slot.
+    /// Whether the stage of an action has something to do: one without nodes has not, and takes no slot.
     fn runs(&self, action: Action) -> bool {
-        let any =
-            |half: &Action| Duty::ALL.iter().any(|duty| self.segment(half.stage, half.kind, *duty).is_some());
-        halves(action, self.stage).iter().any(any)
+        let once = |kind| matches!(kind, Kind::Begin | Kind::Optimizer);
+        self.stage.segments.iter().any(|s| s.stage == action.stage && !once(s.kind))
     }
 
     fn receives(&self, action: Action) -> bool {
