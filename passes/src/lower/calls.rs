@@ -229,10 +229,13 @@ impl<'a> Walk<'a> {
             });
         }
         for (i, action) in row.iter().enumerate() {
-            let Some(m) = action.microbatch.filter(|_| self.runs(*action)) else { continue };
+            let Some(m) = action.microbatch else { continue };
             let now = self.clock.boundaries[self.row][i];
             let next = row.get(i + 1).filter(|a| self.runs(**a)).and_then(|a| Some((*a, a.microbatch?)));
             next.into_iter().for_each(|(next, m)| self.backward_early(next, m, now));
+            if !self.runs(*action) {
+                continue;
+            }
             self.prepare(*action, m, now + LATE);
             next.into_iter().for_each(|(next, m)| self.forward_early(next, m, now + LATE));
             let slot = self.of[&(action.stage, m)];
