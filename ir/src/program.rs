@@ -113,6 +113,19 @@ pub struct Message {
     pub to: usize,
 }
 
+/// One end of a message that an instruction starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Posted {
+    /// What the wait for it has, too.
+    pub token: u32,
+    /// Which message.
+    pub message: Message,
+    /// What is sent, or where it is received.
+    pub buffer: BufferId,
+    /// Whether this end sends.
+    pub sends: bool,
+}
+
 /// One instruction. What is live when is data and no instruction.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Instruction {
@@ -229,10 +242,15 @@ impl Instruction {
         self.started().map_or(&[], |(_, parts)| parts)
     }
 
-    /// The message that it starts to send or is ready to receive.
-    pub fn message(&self) -> Option<Message> {
+    /// The end of a message that it starts: to send it, or to be ready for it.
+    pub fn posted(&self) -> Option<Posted> {
         match self {
-            Instruction::Send { message, .. } | Instruction::Receive { message, .. } => Some(*message),
+            Instruction::Send { token, message, from } => {
+                Some(Posted { token: *token, message: *message, buffer: *from, sends: true })
+            }
+            Instruction::Receive { token, message, to } => {
+                Some(Posted { token: *token, message: *message, buffer: *to, sends: false })
+            }
             Instruction::Feed { .. }
             | Instruction::Launch { .. }
             | Instruction::Local { .. }
@@ -243,6 +261,11 @@ impl Instruction {
             | Instruction::Assign { .. }
             | Instruction::Tap { .. } => None,
         }
+    }
+
+    /// The message that it starts to send or is ready to receive.
+    pub fn message(&self) -> Option<Message> {
+        self.posted().map(|end| end.message)
     }
 
     /// The buffers that it reads.

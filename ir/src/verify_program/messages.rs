@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Check, ProgramError, ProgramFault};
-use crate::program::{Buffer, BufferId, Instruction, Message, Program, Region};
+use crate::program::{Buffer, BufferId, Instruction, Message, Posted, Program, Region};
 
 /// Where one end of a message stands.
 struct End<'a> {
@@ -19,22 +19,10 @@ pub(super) fn messages(program: &Program, errors: &mut Vec<ProgramError>) {
     for (row, stage) in program.stages.iter().enumerate() {
         for (i, segment) in stage.segments.iter().enumerate() {
             for (k, instruction) in segment.instructions.iter().enumerate() {
-                let (side, token, message, id) = match instruction {
-                    Instruction::Send { token, message, from } => (0, *token, message, from),
-                    Instruction::Receive { token, message, to } => (1, *token, message, to),
-                    Instruction::Feed { .. }
-                    | Instruction::Launch { .. }
-                    | Instruction::Local { .. }
-                    | Instruction::Start { .. }
-                    | Instruction::Wait { .. }
-                    | Instruction::Sent { .. }
-                    | Instruction::Received { .. }
-                    | Instruction::Assign { .. }
-                    | Instruction::Tap { .. } => continue,
-                };
+                let Some(Posted { token, message, buffer, sends }) = instruction.posted() else { continue };
                 let at = format!("stage {row}, segment {}, instruction {k}", stage.name_of(i));
-                let buffer = &stage.buffers[id.index()];
-                let ends = &mut ends.entry(*message).or_default()[side];
+                let buffer = &stage.buffers[buffer.index()];
+                let ends = &mut ends.entry(message).or_default()[usize::from(!sends)];
                 // The last micro-batch may have a segment of its own, that sends the same.
                 if !ends.iter().any(|e| (e.row, e.token) == (row, token)) {
                     ends.push(End { token, row, at, buffer });

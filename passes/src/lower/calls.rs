@@ -152,21 +152,9 @@ fn receivers(stages: &[Stage]) -> Receivers {
     }
     let mut found = Receivers::default();
     for stage in stages {
-        let started = |i: &Instruction| match i {
-            Instruction::Send { token, message, .. } => Some((*token, *message)),
-            Instruction::Feed { .. }
-            | Instruction::Launch { .. }
-            | Instruction::Local { .. }
-            | Instruction::Start { .. }
-            | Instruction::Wait { .. }
-            | Instruction::Sent { .. }
-            | Instruction::Receive { .. }
-            | Instruction::Received { .. }
-            | Instruction::Assign { .. }
-            | Instruction::Tap { .. } => None,
-        };
+        let ends = stage.segments.iter().flat_map(|s| &s.instructions).filter_map(Instruction::posted);
         let sends: FxHashMap<u32, Message> =
-            stage.segments.iter().flat_map(|s| &s.instructions).filter_map(started).collect();
+            ends.filter(|end| end.sends).map(|end| (end.token, end.message)).collect();
         for segment in stage.segments.iter().filter(|s| s.duty == Duty::Clear) {
             for instruction in &segment.instructions {
                 let Instruction::Sent { token, .. } = instruction else { continue };

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use ir::program::{BufferId, Instruction, Message, Program};
+use ir::program::{BufferId, Instruction, Message, Posted, Program};
 use ir::schedule::Kind;
 use ir::{Graph, Name, Op, ShardedGraph, Unary, Value, moves_of};
 
@@ -13,25 +13,13 @@ pub(super) fn contents(graph: &Graph, sharded: &ShardedGraph, program: &Program,
     for (row, stage) in program.stages.iter().enumerate() {
         for (s, segment) in stage.segments.iter().enumerate() {
             for (k, instruction) in segment.instructions.iter().enumerate() {
-                let (message, id, sends) = match instruction {
-                    Instruction::Send { message, from, .. } => (message, from, true),
-                    Instruction::Receive { message, to, .. } => (message, to, false),
-                    Instruction::Feed { .. }
-                    | Instruction::Launch { .. }
-                    | Instruction::Local { .. }
-                    | Instruction::Start { .. }
-                    | Instruction::Wait { .. }
-                    | Instruction::Sent { .. }
-                    | Instruction::Received { .. }
-                    | Instruction::Assign { .. }
-                    | Instruction::Tap { .. } => continue,
-                };
+                let Some(Posted { message, buffer: id, sends, .. }) = instruction.posted() else { continue };
                 let holds = stage.buffers[id.index()].value;
                 // A row that adds up nothing sends its own part of a sum over rows.
                 let part = sends && segment.kind == Kind::Optimizer;
                 if !holds.is_some_and(|v| names.fits(graph, v, message.value, part)) {
                     let at = format!("stage {row}, segment {}, instruction {k}", stage.name_of(s));
-                    faults.push(wrong(&at, *message, *id, holds, sends));
+                    faults.push(wrong(&at, message, id, holds, sends));
                 }
             }
         }

@@ -95,21 +95,8 @@ impl Profile {
 
 /// The messages of a stage by token.
 pub fn messages(stage: &Stage) -> HashMap<u32, Message> {
-    let token = |i: &Instruction| match i {
-        Instruction::Send { token, message, .. } | Instruction::Receive { token, message, .. } => {
-            Some((*token, *message))
-        }
-        Instruction::Feed { .. }
-        | Instruction::Launch { .. }
-        | Instruction::Local { .. }
-        | Instruction::Start { .. }
-        | Instruction::Wait { .. }
-        | Instruction::Sent { .. }
-        | Instruction::Received { .. }
-        | Instruction::Assign { .. }
-        | Instruction::Tap { .. } => None,
-    };
-    stage.segments.iter().flat_map(|s| &s.instructions).filter_map(token).collect()
+    let ends = stage.segments.iter().flat_map(|s| &s.instructions).filter_map(Instruction::posted);
+    ends.map(|end| (end.token, end.message)).collect()
 }
 
 /// What a segment does. `joins` counts the collectives of all rows before it in its stage, and goes on counting.

@@ -53,24 +53,12 @@ impl Loader<'_> {
         token: u32,
         id: BufferId,
     ) -> Result<Op, RunError> {
-        let starts = |i: &&Instruction| match i {
-            Instruction::Send { token: t, .. } => side == 0 && *t == token,
-            Instruction::Receive { token: t, .. } => side == 1 && *t == token,
-            Instruction::Feed { .. }
-            | Instruction::Launch { .. }
-            | Instruction::Local { .. }
-            | Instruction::Start { .. }
-            | Instruction::Wait { .. }
-            | Instruction::Sent { .. }
-            | Instruction::Received { .. }
-            | Instruction::Assign { .. }
-            | Instruction::Tap { .. } => false,
-        };
-        let started = self.stage.segments.iter().flat_map(|s| &s.instructions).find(starts);
-        let Some(message) = started.and_then(Instruction::message) else {
+        let mut ends =
+            self.stage.segments.iter().flat_map(|s| &s.instructions).filter_map(Instruction::posted);
+        let Some(end) = ends.find(|end| end.token == token && end.sends == (side == 0)) else {
             return Err(spot.wrong(format!("waits for the message t{token}, which is not started")));
         };
-        let Channel { group, bucket } = self.channel(spot, rank, message, side, id)?;
+        let Channel { group, bucket } = self.channel(spot, rank, end.message, side, id)?;
         Ok(Op::Done { group, bucket })
     }
 
