@@ -315,6 +315,9 @@ pub struct TrainArgs {
     /// Writes when everything happened in the last step, for chrome://tracing or ui.perfetto.dev
     #[arg(long, value_name = "F.json")]
     pub trace: Option<PathBuf>,
+    /// Prints where the time of the steps went, by kind of instruction and for the slowest ones; the first step does not count
+    #[arg(long, conflicts_with = "trace")]
+    pub profile: bool,
     /// step-N.safetensors for each step: logits, and grad.NAME before clipping
     #[arg(long, value_name = "DIR")]
     pub dump: Option<PathBuf>,
@@ -423,6 +426,9 @@ pub struct StepArgs {
     /// Runs the same model split otherwise too, a step of each in turn: `--beside "--mesh dp=2 --zero 3"`
     #[arg(long, value_name = "FLAGS", allow_hyphen_values = true)]
     pub beside: Option<String>,
+    /// Prints where the time of the steps went, by kind of instruction and for the slowest ones
+    #[arg(long, conflicts_with = "format")]
+    pub profile: bool,
     /// Steps measured, after two that are not
     #[arg(long, default_value_t = 8, value_name = "N")]
     pub steps: usize,

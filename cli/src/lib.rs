@@ -6,8 +6,10 @@ mod checkpoints;
 mod commands;
 mod failure;
 mod loaded;
+mod machine;
 mod pipeline;
 mod planned;
+mod profile;
 mod progress;
 mod request;
 

@@ -47,3 +47,21 @@ fn another_split_that_makes_no_sense_is_refused() {
         assert!(code == 2 && errors.contains(words), "{flags}: {code}, {errors}");
     }
 }
+
+#[test]
+fn a_profile_says_where_the_time_goes() {
+    let (code, text, errors) = bench(&["--mesh", "dp=2", "--profile"]);
+    assert_eq!(code, 0, "{errors}");
+    for words in
+        ["time of 1 step on ", "  product ", "  map ", "  all_reduce ", "  waiting ", "slowest instructions"]
+    {
+        assert!(text.contains(words), "no {words}: {text}");
+    }
+    // Layers that do the same are one line.
+    assert!(text.contains(" and 1 alike "), "{text}");
+    let shares = text.lines().take_while(|l| !l.contains("slowest")).filter_map(|l| l.split_once(" %"));
+    let share = |before: &str| before.split_whitespace().last().and_then(|x| x.parse::<f64>().ok());
+    let whole: f64 =
+        shares.filter(|(_, after)| !after.contains("gemm")).filter_map(|(before, _)| share(before)).sum();
+    assert!((whole - 100.0).abs() < 1.0, "{whole} %: {text}");
+}

@@ -1,6 +1,7 @@
 //! The plan as text: at most 100 columns, a unit on every number.
 
-use comfy_table::{CellAlignment, Table, presets};
+pub use comfy_table::Table;
+use comfy_table::{CellAlignment, presets};
 
 use crate::cluster::Cluster;
 use crate::plan::{Choice, Comm, Plan};
@@ -62,15 +63,16 @@ fn many(n: usize, what: &str) -> String {
     format!("{} {}", grouped(n as u64), if n == 1 { what } else { &plural })
 }
 
-fn table(header: &[&str]) -> Table {
+/// An empty table with a header and no lines.
+pub fn table(header: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
     table.set_header(header.to_vec());
     table
 }
 
-/// Right-aligned from column `from` on.
-fn show(mut table: Table, from: usize) -> String {
+/// The table as text, right-aligned from column `from` on.
+pub fn show(mut table: Table, from: usize) -> String {
     for (i, column) in table.column_iter_mut().enumerate() {
         column.set_padding((if i == 0 { 2 } else { 1 }, 1));
         if i >= from {

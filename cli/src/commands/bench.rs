@@ -4,12 +4,10 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use clap::Parser;
-use ir::kernel::{Body, Contract, Kernel, Loop};
+use ir::Name;
 use ir::state::AdamW;
-use ir::{DType, Mesh, Name};
 use passes::Compiled;
 use planner::{plan, units};
-use runtime::cpu;
 use runtime::data::random::{below, stream_of};
 use runtime::local::{HostTensor, Local, Taps};
 use serde::Serialize;
@@ -18,6 +16,8 @@ use super::print;
 use crate::args::{BesideArgs, Format, SplitArgs, StepArgs};
 use crate::failure::Failure;
 use crate::loaded::{fill, workers};
+use crate::machine::product_rate;
+use crate::profile::Watch;
 use crate::request::{self, Origin, Request};
 
 /// What was measured. Rates are FLOP/s.
@@ -55,6 +55,7 @@ struct Runner {
     taps: Taps,
     workers: usize,
     seconds: Vec<f64>,
+    watch: Option<Watch>,
 }
 
 impl Runner {
@@ -65,7 +66,7 @@ impl Runner {
         let mut local = Local::new(&compiled.program, workers)?;
         fill(&mut local, &compiled.program.states, None, 0)?;
         let taps = Taps::of(["loss"]).finite("loss");
-        Ok(Runner { request, compiled, local, taps, workers, seconds: Vec::new() })
+        Ok(Runner { request, compiled, local, taps, workers, seconds: Vec::new(), watch: None })
     }
 
     /// One step on random tokens. The first two do not count.
@@ -73,8 +74,14 @@ impl Runner {
         let m = self.request.rows.microbatches();
         let feeds: Vec<_> = (0..m).map(|i| random_tokens(&self.request, step * m + i)).collect();
         let start = Instant::now();
-        self.local.step(&feeds, &mut self.taps)?;
-        self.seconds.extend((step >= 2).then(|| start.elapsed().as_secs_f64()));
+        let watch = self.watch.as_mut().filter(|_| step >= 2);
+        match &watch {
+            Some(watch) => self.local.step_profiled(&feeds, &mut self.taps, &watch.profile)?,
+            None => self.local.step(&feeds, &mut self.taps)?,
+        }
+        let seconds = start.elapsed().as_secs_f64();
+        self.seconds.extend((step >= 2).then_some(seconds));
+        watch.into_iter().for_each(|watch| watch.stepped(seconds));
         Ok(())
     }
 
@@ -89,7 +96,10 @@ pub(crate) fn run(origin: &Origin, args: &StepArgs) -> Result<(), Failure> {
     let mut one = Runner::new(origin, &args.split, args.workers)?;
     let other = args.beside.as_ref().map(|flags| other(flags, &args.split)).transpose()?;
     let mut other = other.map(|split| Runner::new(origin, &split, args.workers)).transpose()?;
-    let gemm = gemm_rate()?;
+    let gemm = product_rate()?;
+    if args.profile {
+        one.watch = Some(Watch::new(&one.local)?);
+    }
     for step in 0..args.steps.max(1) + 2 {
         one.step(step)?;
         other.as_mut().map_or(Ok(()), |o| o.step(step))?;
@@ -117,7 +127,10 @@ pub(crate) fn run(origin: &Origin, args: &StepArgs) -> Result<(), Failure> {
         executed_share_of_gemm: executed / best / (gemm * cores as f64),
         beside,
     };
-    report(&measured, args.format)
+    report(&measured, args.format)?;
+    one.watch.map_or(Ok(()), |watch| {
+        print(&("\n".to_string() + &watch.text(&one.local, &one.compiled, one.workers)))
+    })
 }
 
 /// The other way to split the model.
@@ -158,20 +171,6 @@ fn report(m: &Measured, format: Format) -> Result<(), Failure> {
         text += &format!("medians, in turn: {this}, and {other} with {}: ratio {:.3}\n", b.flags, b.ratio);
     }
     print(&text)
-}
-
-/// FLOP/s of a 1024 cubed f32 product on one thread, the best of twenty.
-fn gemm_rate() -> Result<f64, Failure> {
-    const N: usize = 1024;
-    let of = |name: &str| Loop { name: name.into(), size: N, axes: Vec::new() };
-    let access = |a: usize, b: usize| vec![vec![a], vec![b]];
-    let (a, b, out) = (access(0, 1), access(1, 2), access(0, 2));
-    let contract = Contract { loops: vec![of("m"), of("k"), of("n")], a, b, out, scale: 1.0 };
-    let kernel =
-        Kernel { reads: vec![DType::F32; 2], writes: vec![DType::F32], body: Body::Contract(contract) };
-    let seconds =
-        cpu::time::seconds(&kernel, &Mesh::default(), &[], 20).map_err(|e| Failure::Run(e.to_string()))?;
-    Ok(2.0 * (N as f64).powi(3) / seconds)
 }
 
 fn random_tokens(request: &Request, step: usize) -> BTreeMap<Name, HostTensor> {

@@ -31,6 +31,7 @@ use crate::checkpoints::{self, Checkpoints, Start};
 use crate::failure::Failure;
 use crate::loaded::{FileTensors, file_tensors, fill, put, unused, workers};
 use crate::planned::{plan_file, planned};
+use crate::profile::Watch;
 use crate::progress::{Progress, Row};
 use crate::request::{self, Origin, Request};
 
@@ -262,6 +263,7 @@ fn steps(
     let vocabulary = planner::numeric::limits(&request.graph).get("inputs").copied();
     let progress = Progress::new(args.steps, first.step, args.quiet);
     let mut marks: Vec<Vec<Mark>> = Vec::new();
+    let mut watch = if args.profile { Some(Watch::new(local)?) } else { None };
     for step in first.step..args.steps {
         let position = first.position + (step - first.step);
         let data = source.batch(position)?;
@@ -271,9 +273,11 @@ fn steps(
         let batches = request.rows.split(&data).into_iter().zip(request.rows.numbers());
         let feeds: Vec<_> = batches.map(|(batch, rows)| feeds(request, batch, rows)).collect();
         let start = Instant::now();
-        let done = match args.trace {
-            None => local.step(&feeds, &mut taps),
-            Some(_) => local.step_recorded(&feeds, &mut taps).map(|found| marks = found),
+        let watched = watch.as_mut().filter(|_| step > first.step || step + 1 == args.steps);
+        let done = match (&args.trace, &watched) {
+            (None, None) => local.step(&feeds, &mut taps),
+            (None, Some(watch)) => local.step_profiled(&feeds, &mut taps, &watch.profile),
+            (Some(_), _) => local.step_recorded(&feeds, &mut taps).map(|found| marks = found),
         };
         match done {
             Ok(()) => {}
@@ -281,6 +285,7 @@ fn steps(
             Err(other) => return Err(other.into()),
         }
         let seconds = start.elapsed().as_secs_f64();
+        watched.into_iter().for_each(|watch| watch.stepped(seconds));
         let number = |tap: &str| taps.number(tap).unwrap_or(f32::NAN);
         let loss = number("loss");
         if let Some(file) = &mut outputs.metrics {
@@ -309,7 +314,8 @@ fn steps(
         }
     }
     progress.finish();
-    Ok(())
+    let workers = workers(args.workers, request.mesh.ranks());
+    watch.map_or(Ok(()), |watch| print(&watch.text(local, compiled, workers)))
 }
 
 /// The inputs of a micro-batch that has these rows of the global batch.

@@ -12,6 +12,7 @@
 //! message     what goes from a stage of a pipeline to another
 //! rank        the interpreter; workers runs many of them
 //! host        inputs, taps; states, what is kept; traffic, what was sent; watch, where a NaN began
+//! record      when calls ran; profile, how long instructions took
 //! ```
 
 mod arena;
@@ -26,6 +27,7 @@ mod load;
 mod meet;
 mod message;
 mod numbers;
+mod profile;
 mod rank;
 mod record;
 mod states;
@@ -50,6 +52,7 @@ use workers::Workers;
 
 pub use error::RunError;
 pub use host::{HostTensor, Taps};
+pub use profile::{Profile, Spent};
 pub use record::Mark;
 pub use states::{Fill, FillBytes};
 pub use traffic::Traffic;
@@ -127,7 +130,7 @@ impl Local {
     /// with a tap that every rank has in full, as a loss, no state changed. After another error the states may be half
     /// written.
     pub fn step(&mut self, feeds: &[BTreeMap<Name, HostTensor>], taps: &mut Taps) -> Result<(), RunError> {
-        self.step_by(feeds, taps, None)
+        self.step_by(feeds, taps, None, None)
     }
 
     /// The same, and tells for each rank when it did what.
@@ -140,8 +143,31 @@ impl Local {
         taps: &mut Taps,
     ) -> Result<Vec<Vec<Mark>>, RunError> {
         let recorder = Recorder::new(self.program.mesh.ranks());
-        self.step_by(feeds, taps, Some(&recorder))?;
+        self.step_by(feeds, taps, Some(&recorder), None)?;
         Ok(recorder.finish())
+    }
+
+    /// The same, and adds to a profile how long each instruction took.
+    ///
+    /// # Errors
+    /// As [`Local::step`].
+    pub fn step_profiled(
+        &mut self,
+        feeds: &[BTreeMap<Name, HostTensor>],
+        taps: &mut Taps,
+        profile: &Profile,
+    ) -> Result<(), RunError> {
+        self.step_by(feeds, taps, None, Some(profile))
+    }
+
+    /// A profile of no step yet.
+    pub fn profile(&self) -> Profile {
+        Profile::of(&self.code)
+    }
+
+    /// What a profile of this program says, instruction by instruction.
+    pub fn spent(&self, profile: &Profile) -> Vec<Spent> {
+        profile.spent(&self.program, &self.code)
     }
 
     fn step_by(
@@ -149,6 +175,7 @@ impl Local {
         feeds: &[BTreeMap<Name, HostTensor>],
         taps: &mut Taps,
         recorder: Option<&Recorder>,
+        profile: Option<&Profile>,
     ) -> Result<(), RunError> {
         self.check_feeds(feeds)?;
         self.meet.reset();
@@ -162,6 +189,7 @@ impl Local {
             taps: &self.taps,
             finite: &taps.finite,
             recorder,
+            profile,
         };
         let result = self.workers.step(&step);
         if result.is_err() {

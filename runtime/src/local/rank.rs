@@ -1,6 +1,7 @@
 //! A rank: a place in its calls, and what it does there, op by op, until it is blocked at a wait.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Instant;
 
 use ir::Name;
 
@@ -10,6 +11,7 @@ use super::error::RunError;
 use super::host::{HostTensor, TapTargets};
 use super::meet::{Meet, Meeting, Progress};
 use super::numbers;
+use super::profile::Profile;
 use super::record::{Mark, Recorder};
 use super::traffic::Counts;
 
@@ -48,6 +50,8 @@ pub struct Step<'a> {
     pub finite: &'a BTreeSet<Name>,
     /// Who takes the times.
     pub recorder: Option<&'a Recorder>,
+    /// Who adds up how long ops take.
+    pub profile: Option<&'a Profile>,
 }
 
 /// What an op came to.
@@ -147,6 +151,12 @@ impl Rank {
                 self.wait_began = Some(recorder.now());
             }
         }
+        let began = step.profile.map(|profile| (profile, Instant::now()));
+        let clock = |done| {
+            if let Some((profile, began)) = began {
+                profile.note(self.number, call.segment, self.op, began.elapsed(), done);
+            }
+        };
         let arena = self.arena;
         let address = |place: Place| {
             // SAFETY: `load` checked that every buffer lies in the arena, in every slot.
@@ -203,7 +213,11 @@ impl Rank {
                 // SAFETY: this rank started it.
                 match unsafe { step.meet.help(at, bucket, &mut desk.tile) } {
                     Progress::Done => {}
-                    Progress::Missing | Progress::Taken => return Ok(Turn::Blocked(at)),
+                    Progress::Missing => return Ok(Turn::Blocked(at)),
+                    Progress::Taken => {
+                        clock(false);
+                        return Ok(Turn::Blocked(at));
+                    }
                 }
             }
             Op::Post { token, group, member, bucket } => {
@@ -219,7 +233,11 @@ impl Rank {
                 // SAFETY: this rank arrived there.
                 match unsafe { step.meet.help(at, bucket, &mut desk.tile) } {
                     Progress::Done => {}
-                    Progress::Missing | Progress::Taken => return Ok(Turn::Blocked(at)),
+                    Progress::Missing => return Ok(Turn::Blocked(at)),
+                    Progress::Taken => {
+                        clock(false);
+                        return Ok(Turn::Blocked(at));
+                    }
                 }
             }
             Op::Tap { tap, name, dtype, elements, block, first, from } => {
@@ -243,6 +261,7 @@ impl Rank {
                 }
             }
         }
+        clock(true);
         if let (Some(recorder), Some(start)) = (step.recorder, self.wait_began.take()) {
             let mark = Mark { call: self.call, wait: Some(self.op), start, end: recorder.now() };
             recorder.note(self.number, mark);

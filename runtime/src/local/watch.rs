@@ -65,6 +65,7 @@ impl Local {
             taps: &taps,
             finite: &finite,
             recorder: None,
+            profile: None,
         };
         let mut minus = None;
         loop {

@@ -166,7 +166,6 @@ impl Plan {
 
     /// Operations on numbers.
     pub fn flops(&self) -> f64 {
-        let points = (self.rows * self.row) as f64;
         let one = |i: &Instr| match i.code {
             Code::One(..) | Code::Two(..) | Code::Three(..) | Code::Reduce(..) | Code::Accumulate { .. } => {
                 1.0
@@ -182,12 +181,12 @@ impl Plan {
             | Code::Spread(_)
             | Code::Store { .. } => 0.0,
         };
-        let lanes = |i: &Instr| match i.class {
+        let lanes = |i: &Instr, rows: usize| match i.class {
             Class::Once => 1.0,
-            Class::Row if matches!(i.code, Code::Reduce(..)) => points,
-            Class::Row => self.rows as f64,
-            Class::Point => points,
+            Class::Row if !matches!(i.code, Code::Reduce(..)) => rows as f64,
+            Class::Row | Class::Point => (rows * self.row) as f64,
         };
-        self.each.iter().map(|i| one(i) * lanes(i)).sum()
+        let all = |instrs: &[Instr], rows| instrs.iter().map(|i| one(i) * lanes(i, rows)).sum::<f64>();
+        all(&self.before, self.tile.min(self.rows)) + all(&self.each, self.rows)
     }
 }

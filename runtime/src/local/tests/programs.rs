@@ -1,6 +1,7 @@
 //! Small programs: what goes in and comes out, what is counted, and how a step ends that cannot go on.
 
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 use ir::program::{BufferId, Program};
 use ir::schedule::Kind;
@@ -120,6 +121,34 @@ fn a_step_reads_feeds_changes_states_and_fills_taps() {
         assert_eq!(local.read_state("w").unwrap().data, [loss, 1.0 + loss, 2.0 + loss]);
         assert_eq!(local.integer("step").unwrap(), 42);
         assert_eq!(local.read_state("step").unwrap().data, [42.0]);
+    }
+}
+
+#[test]
+fn a_profile_counts_runs_and_work_and_changes_nothing() {
+    for workers in [1, 3] {
+        let (mut watched, mut plain) = (filled(workers), filled(workers));
+        let profile = watched.profile();
+        let began = Instant::now();
+        for _ in 0..3 {
+            watched.step_profiled(&feeds(|i| i as f32), &mut Taps::default(), &profile).unwrap();
+        }
+        let all = began.elapsed().as_secs_f64() * workers as f64;
+        let spent = watched.spent(&profile);
+        (0..3).for_each(|_| plain.step(&feeds(|i| i as f32), &mut Taps::default()).unwrap());
+        assert!(watched.same_states(&plain));
+        let program = program(TRAIN);
+        let instructions = program.stages[0].segments.iter().map(|s| s.instructions.len());
+        assert_eq!(spent.len(), instructions.sum::<usize>());
+        // 3 steps on 4 ranks, the forward for both micro-batches.
+        assert!(spent.iter().all(|s| s.runs == if s.segment == 0 { 24 } else { 12 }), "{spent:?}");
+        let of = |segment, at| spent.iter().find(|s| (s.segment, s.instruction) == (segment, at)).unwrap();
+        // A product, a sum along the row and one over all rows: 7 for each of the 5 rows of both copies of tp.
+        assert_eq!(of(0, 3).flops, 3.0 * 2.0 * 2.0 * 5.0 * 7.0);
+        // An all_gather reads the larger piece of w and writes all of it; its wait moves nothing more.
+        assert_eq!((of(0, 0).bytes, of(0, 2).bytes), (24.0 * (8.0 + 12.0), 0.0));
+        let seconds: f64 = spent.iter().map(|s| s.seconds).sum();
+        assert!(0.0 < seconds && seconds <= all, "{seconds} of {all}");
     }
 }
 
