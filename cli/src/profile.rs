@@ -160,21 +160,17 @@ fn sums(program: &Program, spent: &[Spent]) -> Vec<Sum> {
     let mut sums: Vec<Sum> = Vec::new();
     for s in spent {
         let segment = &program.stages[s.row].segments[s.segment];
-        let kind = match &segment.instructions[s.instruction] {
-            // A wait is of the kind that it waits for.
-            Instruction::Wait { token } => {
-                let started = |i: &&Instruction| i.started().is_some_and(|(t, _)| t == *token);
-                segment.instructions.iter().find(started).map_or("wait", kind)
-            }
-            instruction => kind(instruction),
-        };
+        let instruction = &segment.instructions[s.instruction];
+        let waited = if let Instruction::Wait { token } = instruction { Some(*token) } else { None };
+        // A wait is of the kind that it waits for.
+        let started = |i: &&Instruction| waited.is_some() && i.started().map(|(token, _)| token) == waited;
+        let kind = kind(segment.instructions.iter().find(started).unwrap_or(instruction));
         let at = sums.iter().position(|sum| sum.kind == kind).unwrap_or_else(|| {
             sums.push(Sum { kind, ..Sum::default() });
             sums.len() - 1
         });
         let sum = &mut sums[at];
-        let waits = matches!(&segment.instructions[s.instruction], Instruction::Wait { .. });
-        sum.add(&Spent { runs: if waits { 0 } else { s.runs }, ..*s });
+        sum.add(&Spent { runs: if waited.is_some() { 0 } else { s.runs }, ..*s });
     }
     sums.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
     sums

@@ -88,9 +88,12 @@ impl Taps {
     }
 }
 
-/// Where each tap of each call of each row of the pipeline goes.
+/// Where each tap of each call of each row of the pipeline goes. What does not change from step to step is found once.
 #[derive(Debug, Default)]
 pub struct TapTargets {
+    /// What was wanted when the places were found.
+    wanted: BTreeSet<Name>,
+    places: Vec<Place>,
     rows: Vec<RowTargets>,
 }
 
@@ -101,56 +104,80 @@ struct RowTargets {
     targets: Vec<Option<*mut f32>>,
 }
 
+/// A tap that is handed out: by which row, as which of its targets, and as which tensor of the tap.
+#[derive(Debug)]
+struct Place {
+    row: usize,
+    target: usize,
+    name: Name,
+    tensor: usize,
+    shape: Vec<usize>,
+}
+
 // SAFETY: each element behind a target is written by one rank, and the host reads after the step.
 unsafe impl Send for TapTargets {}
 // SAFETY: as above.
 unsafe impl Sync for TapTargets {}
 
 impl TapTargets {
-    /// Tensors for all wanted taps of a step. Those of the last step are used again. Of what several rows tap, the first
-    /// hands it out.
+    /// Tensors for all wanted taps of a step, of the one program that this is for. Those of the last step are used again.
     pub fn aim(&mut self, stages: &[Stage], taps: &mut Taps) {
-        self.rows.resize_with(stages.len(), RowTargets::default);
-        let Taps { wanted, found, .. } = taps;
-        found.retain(|name, _| wanted.contains(name));
+        if self.rows.is_empty() || self.wanted != taps.wanted {
+            *self = TapTargets::found(stages, &taps.wanted);
+        }
+        let TapTargets { places, rows, .. } = self;
+        let tensors = |name: &Name| places.iter().filter(|p| p.name == *name).map(|p| p.tensor + 1).max();
+        taps.found.retain(|name, all| {
+            all.truncate(tensors(name).unwrap_or(0));
+            !all.is_empty()
+        });
+        for place in places {
+            if !taps.found.contains_key(&place.name) {
+                taps.found.insert(place.name.clone(), Vec::new());
+            }
+            let Some(all) = taps.found.get_mut(&place.name) else { continue };
+            while all.len() <= place.tensor {
+                all.push(Tensor::full(&place.shape, 0.0));
+            }
+            let tensor = &mut all[place.tensor];
+            if tensor.shape != place.shape {
+                *tensor = Tensor::full(&place.shape, 0.0);
+            }
+            rows[place.row].targets[place.target] = Some(tensor.data.as_mut_ptr());
+        }
+    }
+
+    /// Finds the places. Of what several rows tap, the first hands it out.
+    fn found(stages: &[Stage], wanted: &BTreeSet<Name>) -> TapTargets {
+        let mut found = TapTargets { wanted: wanted.clone(), ..TapTargets::default() };
         let mut owners: BTreeMap<&Name, usize> = BTreeMap::new();
         let mut count: BTreeMap<&Name, usize> = BTreeMap::new();
         let mut taken: BTreeSet<(&Name, usize)> = BTreeSet::new();
-        for (r, (stage, row)) in stages.iter().zip(&mut self.rows).enumerate() {
-            row.calls.clear();
-            row.targets.clear();
+        for (r, stage) in stages.iter().enumerate() {
+            let mut row = RowTargets::default();
             for call in &stage.calls {
                 row.calls.push(row.targets.len());
                 for instruction in &stage.segments[call.segment].instructions {
                     let Instruction::Tap { name, from } = instruction else { continue };
+                    row.targets.push(None);
                     if !wanted.contains(name) || *owners.entry(name).or_insert(r) != r {
-                        row.targets.push(None);
                         continue;
                     }
-                    let shape = &stage.buffers[from.index()].shape;
                     let n = count.entry(name).or_default();
                     // Of micro-batches in their order, whatever that of the calls.
-                    let place = call.microbatch.unwrap_or(*n);
-                    if !taken.insert((name, place)) {
-                        // One tensor is written by one tap.
-                        row.targets.push(None);
-                        continue;
+                    let tensor = call.microbatch.unwrap_or(*n);
+                    // One tensor is written by one tap.
+                    if taken.insert((name, tensor)) {
+                        *n += 1;
+                        let (name, shape) = (name.clone(), stage.buffers[from.index()].shape.clone());
+                        let target = row.targets.len() - 1;
+                        found.places.push(Place { row: r, target, name, tensor, shape });
                     }
-                    *n += 1;
-                    let all = found.entry(name.clone()).or_default();
-                    while all.len() <= place {
-                        all.push(Tensor::full(shape, 0.0));
-                    }
-                    if all[place].shape != *shape {
-                        all[place] = Tensor::full(shape, 0.0);
-                    }
-                    row.targets.push(Some(all[place].data.as_mut_ptr()));
                 }
             }
+            found.rows.push(row);
         }
-        for (name, all) in found {
-            all.truncate(count.get(name).copied().unwrap_or(0));
-        }
+        found
     }
 
     /// Where the tap of a call of a row goes, if it is wanted.
