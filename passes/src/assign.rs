@@ -8,8 +8,6 @@
 //! assign b2 -> b0                                                      ->
 //! ```
 
-use std::collections::BTreeSet;
-
 use crate::buffers;
 use ir::kernel::{Body, Kernel, Step};
 use ir::program::{BufferId, Instruction, Program, Region, Segment, Stage};
@@ -17,9 +15,13 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 pub(crate) fn run(program: &mut Program) {
     for stage in &mut program.stages {
+        let last_call = last_calls(stage);
         for s in 0..stage.segments.len() {
-            let uses = uses(stage, s);
             let mut assigns: Vec<(usize, BufferId, BufferId)> = assigns(&stage.segments[s]);
+            if assigns.is_empty() {
+                continue;
+            }
+            let uses = uses(stage, s, &last_call);
             // What several states are assigned is written where the first lies, and copied from there.
             let mut seen: FxHashSet<BufferId> = FxHashSet::default();
             assigns.retain(|(_, from, _)| seen.insert(*from));
@@ -58,17 +60,23 @@ struct Uses {
     later: FxHashSet<BufferId>,
 }
 
-fn uses(stage: &Stage, s: usize) -> Uses {
+/// Of each segment its last call, if it has one.
+fn last_calls(stage: &Stage) -> Vec<Option<usize>> {
+    let mut last = vec![None; stage.segments.len()];
+    stage.calls.iter().enumerate().for_each(|(at, call)| last[call.segment] = Some(at));
+    last
+}
+
+fn uses(stage: &Stage, s: usize, last_call: &[Option<usize>]) -> Uses {
     let mut uses =
         Uses { writes: FxHashMap::default(), last_read: FxHashMap::default(), later: FxHashSet::default() };
     for (at, instruction) in stage.segments[s].instructions.iter().enumerate() {
         instruction.writes().into_iter().for_each(|b| uses.writes.entry(b).or_default().push(at));
         uses.last_read.extend(instruction.reads().into_iter().map(|b| (b, at)));
     }
-    if let Some(last) = stage.calls.iter().rposition(|c| c.segment == s) {
-        let rest: BTreeSet<usize> = stage.calls[last + 1..].iter().map(|c| c.segment).collect();
-        let rest = rest.into_iter().flat_map(|s| &stage.segments[s].instructions);
-        uses.later = rest.flat_map(Instruction::reads).collect();
+    if last_call[s].is_some() {
+        let later = stage.segments.iter().zip(last_call).filter(|(_, last)| **last > last_call[s]);
+        uses.later = later.flat_map(|(s, _)| &s.instructions).flat_map(Instruction::reads).collect();
     }
     uses
 }

@@ -60,20 +60,14 @@ fn largest(c: &mut Criterion) {
     for kind in ["interleaved", "looping"] {
         let table = || (named(kind).expect("a kind").table)(&SIZE).expect("a table");
         let mut whole = sharded(table());
-        group.bench_function(format!("make {kind}"), |b| {
-            b.iter(|| {
-                whole.decisions.schedule = table();
-                passes::lower(&whole)
-            });
-        });
-        let lowered = passes::lower(&whole);
-        let finished = || {
-            let mut program = lowered.clone();
+        let mut made = || {
+            whole.decisions.schedule = table();
+            let mut program = passes::lower(&whole);
             passes::PROGRAM.iter().for_each(|pass| (pass.run)(&mut program));
             program
         };
-        let program = finished();
-        group.bench_function(format!("finish {kind}"), |b| b.iter(finished));
+        group.bench_function(format!("make {kind}"), |b| b.iter(&mut made));
+        let program = made();
         group.bench_function(format!("check {kind}"), |b| {
             b.iter(|| check(&whole, &program).expect("a right program"))
         });

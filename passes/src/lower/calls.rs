@@ -22,11 +22,12 @@ pub(super) fn calls(schedule: &Schedule, homes: &[usize], stages: &mut [Stage]) 
     let work = Work { forward: 1.0, input: 1.0, weight: 1.0, optimizer: 0.0 };
     let times = simulate(schedule, &Durations::even(work, schedule.stages(), 0.0))
         .unwrap_or_else(|stuck| panic!("the table was checked, but {stuck}"));
-    let clock = Clock::of(schedule, &times, homes, stages);
+    let segments: Vec<Segments> = stages.iter().map(Segments::of).collect();
+    let clock = Clock::of(schedule, &times, homes, stages, &segments);
     let all: Vec<(Vec<Call>, usize)> = (0..stages.len())
         .map(|row| {
-            let late = Walk::of(&clock, &stages[row], row, 0).run(schedule);
-            let early = Walk::of(&clock, &stages[row], row, late.1).run(schedule);
+            let late = Walk::of(&clock, &segments[row], row, 0).run(schedule);
+            let early = Walk::of(&clock, &segments[row], row, late.1).run(schedule);
             // Being early must not cost memory.
             if early.1 <= late.1 { early } else { late }
         })
@@ -39,61 +40,123 @@ pub(super) fn calls(schedule: &Schedule, homes: &[usize], stages: &mut [Stage]) 
 /// Actions take whole units of time; what is not early comes this much after the end of the action before.
 const LATE: f64 = 0.25;
 
+/// Where the segments of a row are.
+struct Segments {
+    at: FxHashMap<(usize, Kind, Duty), usize>,
+    /// The stages that have something to do for a micro-batch: one without nodes has not, and takes no slot.
+    run: FxHashSet<usize>,
+    /// The stages whose backward is cut into halves.
+    halved: FxHashSet<usize>,
+}
+
+impl Segments {
+    fn of(stage: &Stage) -> Segments {
+        let all = || stage.segments.iter();
+        let once = |kind| matches!(kind, Kind::Begin | Kind::Optimizer);
+        let half = |kind| matches!(kind, Kind::Input | Kind::Weight);
+        let mut at = FxHashMap::default();
+        all().enumerate().for_each(|(i, s)| {
+            at.entry((s.stage, s.kind, s.duty)).or_insert(i);
+        });
+        Segments {
+            at,
+            run: all().filter(|s| !once(s.kind)).map(|s| s.stage).collect(),
+            halved: all().filter(|s| half(s.kind)).map(|s| s.stage).collect(),
+        }
+    }
+}
+
 /// Who receives what a segment waits to be sent: by the stage and kind of that.
 type Receivers = FxHashMap<(usize, Kind), Vec<(usize, Kind)>>;
 
 /// When rows are ready to receive, at the latest.
 struct Clock {
     receivers: Receivers,
-    /// When a row ends what stands before an action, by action.
-    before: FxHashMap<Action, f64>,
-    /// The same one action earlier.
-    earlier: FxHashMap<Action, f64>,
-    /// The backwards for which a row gets ready one action ahead.
-    early: FxHashSet<Action>,
+    microbatches: usize,
+    /// By [`Clock::place`]; none for what is not in the table.
+    each: Vec<Option<When>>,
     /// By row, action by action, when what stands before it ends.
     boundaries: Vec<Vec<f64>>,
 }
 
+#[derive(Clone, Copy)]
+struct When {
+    /// When the row ends what stands before the action.
+    before: f64,
+    /// The same one action earlier.
+    earlier: f64,
+    /// Whether the row gets ready for it, a backward, one action ahead.
+    early: bool,
+}
+
 impl Clock {
-    fn of(schedule: &Schedule, times: &Times, homes: &[usize], stages: &[Stage]) -> Clock {
+    fn of(
+        schedule: &Schedule,
+        times: &Times,
+        homes: &[usize],
+        stages: &[Stage],
+        segments: &[Segments],
+    ) -> Clock {
         let mut clock = Clock {
             receivers: receivers(stages),
-            before: FxHashMap::default(),
-            earlier: FxHashMap::default(),
-            early: FxHashSet::default(),
+            microbatches: schedule.microbatches(),
+            each: vec![None; schedule.stages() * schedule.microbatches() * 4],
             boundaries: Vec::new(),
         };
         for (row, spans) in schedule.rows.iter().zip(&times.rows) {
             let mut ends = vec![0.0];
             ends.extend(spans.iter().map(|s| s.end));
             for (i, action) in row.iter().enumerate() {
-                for half in halves(*action, &stages[homes[action.stage]]) {
-                    clock.before.insert(half, ends[i] + LATE);
-                    clock.earlier.insert(half, ends[i.saturating_sub(1)]);
+                for half in halves(*action, &segments[homes[action.stage]]) {
+                    let when =
+                        When { before: ends[i] + LATE, earlier: ends[i.saturating_sub(1)], early: false };
+                    clock.place(half).into_iter().for_each(|at| clock.each[at] = Some(when));
                 }
             }
             clock.boundaries.push(ends);
         }
         for row in &schedule.rows {
-            clock.find_early(row, homes, stages);
+            clock.find_early(row, homes, segments);
         }
         clock
     }
 
+    /// Where an action that a row can get ready for stands in a table of all.
+    fn place(&self, action: Action) -> Option<usize> {
+        let kind = match action.kind {
+            Kind::Forward => 0,
+            Kind::Backward => 1,
+            Kind::Input => 2,
+            Kind::Weight => 3,
+            Kind::Begin | Kind::Unshard | Kind::Drop | Kind::Reduce | Kind::Optimizer => return None,
+        };
+        Some((action.stage * 4 + kind) * self.microbatches + action.microbatch?)
+    }
+
+    fn when(&self, action: Action) -> Option<When> {
+        self.each[self.place(action)?]
+    }
+
+    fn is_early(&self, action: Action) -> bool {
+        self.when(action).is_some_and(|when| when.early)
+    }
+
     /// Finds the backwards of a row that can be early and do not overtake another of their stage, which is not: messages
     /// have no names but their order.
-    fn find_early(&mut self, row: &[Action], homes: &[usize], stages: &[Stage]) {
+    fn find_early(&mut self, row: &[Action], homes: &[usize], segments: &[Segments]) {
         let mut late: Vec<Action> = Vec::new();
         for action in row {
-            let own = halves(*action, &stages[homes[action.stage]]);
+            let own = halves(*action, &segments[homes[action.stage]]);
             let overtakes = |half: &Action| late.iter().any(|o| (o.stage, o.kind) == (half.stage, half.kind));
             let backward = matches!(action.kind, Kind::Backward | Kind::Input);
-            if backward && own.iter().all(|half| self.can_be_early(*half) && !overtakes(half)) {
-                self.early.extend(own);
+            if backward && own.clone().all(|half| self.can_be_early(half) && !overtakes(&half)) {
+                for half in own {
+                    let at = self.place(half);
+                    at.and_then(|at| self.each[at].as_mut()).into_iter().for_each(|when| when.early = true);
+                }
                 late.clear();
             } else {
-                late = own;
+                late = own.collect();
             }
         }
     }
@@ -103,10 +166,8 @@ impl Clock {
     fn ready(&self, action: Action) -> f64 {
         let to = self.receivers.get(&(action.stage, action.kind)).into_iter().flatten();
         to.filter_map(|(stage, kind)| {
-            let there = Action { stage: *stage, kind: *kind, ..action };
-            let backward = matches!(kind, Kind::Input | Kind::Backward);
-            let early = if backward && self.early.contains(&there) { self.earlier.get(&there) } else { None };
-            early.or_else(|| self.before.get(&there)).copied()
+            let when = self.when(Action { stage: *stage, kind: *kind, ..action })?;
+            Some(if when.early { when.earlier } else { when.before })
         })
         .fold(f64::NEG_INFINITY, f64::max)
     }
@@ -116,20 +177,17 @@ impl Clock {
         let forward = Action { kind: Kind::Forward, ..action };
         let to = self.receivers.get(&(action.stage, Kind::Forward)).into_iter().flatten();
         let gone = to
-            .filter_map(|(stage, kind)| self.before.get(&Action { stage: *stage, kind: *kind, ..forward }))
-            .fold(f64::NEG_INFINITY, |a, b| f64::max(a, *b));
-        let done = self.before.get(&forward).copied().unwrap_or(f64::NEG_INFINITY);
-        self.earlier.get(&action).is_some_and(|at| gone < *at && done < *at)
+            .filter_map(|(stage, kind)| self.when(Action { stage: *stage, kind: *kind, ..forward }))
+            .fold(f64::NEG_INFINITY, |latest, when| f64::max(latest, when.before));
+        let done = self.when(forward).map_or(f64::NEG_INFINITY, |when| when.before);
+        self.when(action).is_some_and(|when| gone < when.earlier && done < when.earlier)
     }
 }
 
 /// The segments that an action runs: a whole backward both halves, where a stage has halves.
-fn halves(action: Action, stage: &Stage) -> Vec<Action> {
-    let halved = |kind| stage.segments.iter().any(|s| s.stage == action.stage && s.kind == kind);
-    match action.kind {
-        Kind::Backward if halved(Kind::Input) || halved(Kind::Weight) => {
-            [Kind::Input, Kind::Weight].map(|kind| Action { kind, ..action }).to_vec()
-        }
+fn halves(action: Action, segments: &Segments) -> impl Iterator<Item = Action> + Clone {
+    let (first, second) = match action.kind {
+        Kind::Backward if segments.halved.contains(&action.stage) => (Kind::Input, Some(Kind::Weight)),
         Kind::Begin
         | Kind::Forward
         | Kind::Backward
@@ -138,8 +196,9 @@ fn halves(action: Action, stage: &Stage) -> Vec<Action> {
         | Kind::Unshard
         | Kind::Drop
         | Kind::Reduce
-        | Kind::Optimizer => vec![action],
-    }
+        | Kind::Optimizer => (action.kind, None),
+    };
+    [Some(first), second].into_iter().flatten().map(move |kind| Action { kind, ..action })
 }
 
 fn receivers(stages: &[Stage]) -> Receivers {
@@ -176,7 +235,7 @@ struct Slot {
 
 struct Walk<'a> {
     clock: &'a Clock,
-    stage: &'a Stage,
+    segments: &'a Segments,
     row: usize,
     /// Up to so many slots may be taken early; with 0 none is.
     limit: usize,
@@ -189,14 +248,14 @@ struct Walk<'a> {
 }
 
 impl<'a> Walk<'a> {
-    fn of(clock: &'a Clock, stage: &'a Stage, row: usize, limit: usize) -> Walk<'a> {
+    fn of(clock: &'a Clock, segments: &'a Segments, row: usize, limit: usize) -> Walk<'a> {
         let (of, posted) = (FxHashMap::default(), FxHashSet::default());
         let unused = BTreeSet::new();
-        Walk { clock, stage, row, limit, slots: Vec::new(), unused, of, posted, calls: Vec::new() }
+        Walk { clock, segments, row, limit, slots: Vec::new(), unused, of, posted, calls: Vec::new() }
     }
 
     fn segment(&self, stage: usize, kind: Kind, duty: Duty) -> Option<usize> {
-        self.stage.segments.iter().position(|s| (s.stage, s.kind, s.duty) == (stage, kind, duty))
+        self.segments.at.get(&(stage, kind, duty)).copied()
     }
 
     fn call(&mut self, action: Action, duty: Duty, slot: usize) {
@@ -227,7 +286,7 @@ impl<'a> Walk<'a> {
             self.prepare(*action, m, now + LATE);
             next.into_iter().for_each(|(next, m)| self.forward_early(next, m, now + LATE));
             let slot = self.of[&(action.stage, m)];
-            for half in halves(*action, self.stage) {
+            for half in halves(*action, self.segments) {
                 self.post(half, m, slot);
                 self.call(half, Duty::Work, slot);
                 if self.segment(half.stage, half.kind, Duty::Clear).is_some() {
@@ -283,8 +342,8 @@ impl<'a> Walk<'a> {
                 slot
             }
         };
-        if let Some(first) = halves(action, self.stage).first() {
-            self.post(*first, m, slot);
+        if let Some(first) = halves(action, self.segments).next() {
+            self.post(first, m, slot);
         }
     }
 
@@ -306,15 +365,14 @@ impl<'a> Walk<'a> {
         self.of.insert((stage, m), slot);
     }
 
-    /// Whether the stage of an action has something to do: one without nodes has not, and takes no slot.
+    /// Whether the stage of an action has something to do.
     fn runs(&self, action: Action) -> bool {
-        let once = |kind| matches!(kind, Kind::Begin | Kind::Optimizer);
-        self.stage.segments.iter().any(|s| s.stage == action.stage && !once(s.kind))
+        self.segments.run.contains(&action.stage)
     }
 
     fn receives(&self, action: Action) -> bool {
-        let post = |half: &Action| self.segment(half.stage, half.kind, Duty::Post).is_some();
-        halves(action, self.stage).iter().any(post)
+        let post = |half: Action| self.segment(half.stage, half.kind, Duty::Post).is_some();
+        halves(action, self.segments).any(post)
     }
 
     /// The same for the next action, if it is a forward and that costs no slot.
@@ -328,7 +386,7 @@ impl<'a> Walk<'a> {
 
     /// The same for the next action, if it is a backward that can be early.
     fn backward_early(&mut self, action: Action, m: usize, now: f64) {
-        let early = halves(action, self.stage).iter().all(|half| self.clock.early.contains(half));
+        let early = halves(action, self.segments).all(|half| self.clock.is_early(half));
         if early && self.of.contains_key(&(action.stage, m)) && self.receives(action) {
             self.prepare(action, m, now);
         }
