@@ -3,7 +3,8 @@
 use std::time::Instant;
 
 use ir::kernel::{Body, Contract, Kernel, Loop};
-use ir::{DType, Mesh};
+use ir::signature::plain;
+use ir::{Axes, DType, Mesh};
 use runtime::cpu;
 
 use crate::failure::Failure;
@@ -11,8 +12,9 @@ use crate::failure::Failure;
 /// FLOP/s of a 1024 cubed f32 product on one thread, the best of twenty.
 pub(crate) fn product_rate() -> Result<f64, Failure> {
     const N: usize = 1024;
-    let of = |name: &str| Loop { name: name.into(), size: N, axes: Vec::new() };
-    let access = |a: usize, b: usize| vec![vec![a], vec![b]];
+    let of = |name: &str| Loop { name: name.into(), size: N, axes: Axes::new() };
+    let dims = plain(3);
+    let access = |a: usize, b: usize| vec![dims[a].clone(), dims[b].clone()];
     let (a, b, out) = (access(0, 1), access(1, 2), access(0, 2));
     let contract = Contract { loops: vec![of("m"), of("k"), of("n")], a, b, out, scale: 1.0 };
     let kernel =

@@ -205,9 +205,7 @@ fn keep_outputs(graph: &mut Graph) {
         .filter(|(v, _)| !used.contains(v))
         .collect();
     for (v, mark) in outputs {
-        let factors: Vec<Name> = (0..graph.shape(v).len()).map(|i| format!("i{i}").into()).collect();
-        let dims = (0..factors.len()).map(|f| vec![f]).collect();
-        let signature = Signature { factors, args: vec![dims], results: Vec::new() };
+        let signature = Signature { results: Vec::new(), ..Signature::pointwise(graph.shape(v).len(), 1) };
         let (op, dtype) = (Op::Tap(v.to_string().into()), graph.ty(v).dtype);
         let args = vec![v];
         let tap =

@@ -28,9 +28,12 @@ mod top;
 use std::collections::BTreeMap;
 use std::panic::Location;
 
+use rustc_hash::{FxHashMap, FxHashSet};
+use smallvec::smallvec;
+
 use crate::graph::{Constraint, Loss, Mark, NewNode, Tag};
 use crate::state::{Init, Input, Role, State, View};
-use crate::{Binary, DType, Graph, Name, Op, Part, Reduce, Signature, Unary, Value};
+use crate::{Binary, DType, Dim, Graph, Name, Node, Op, Part, Reduce, Signature, Unary, Value};
 
 /// A value with names for its dimensions.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,6 +61,10 @@ pub struct BuildError {
 pub struct Model {
     pub(crate) graph: Graph,
     sizes: BTreeMap<Name, usize>,
+    /// The names of inputs and states.
+    taken: FxHashSet<Name>,
+    /// The nodes of the values that were there when it was resumed.
+    makers: Vec<usize>,
     layer: u32,
     part: Option<Part>,
     of: Option<Value>,
@@ -80,13 +87,17 @@ impl Model {
 
     /// Goes on with a graph: what a pass does that writes nodes of `part`. Dimensions are known from the signatures.
     pub fn resume(graph: Graph, part: Part) -> Model {
-        let mut sizes = BTreeMap::new();
+        let mut sizes: FxHashMap<&Name, usize> = FxHashMap::default();
         for node in &graph.nodes {
-            sizes.extend(node.signature.factors.iter().cloned().zip(node.sizes.iter().copied()));
+            sizes.extend(node.signature.factors.iter().zip(node.sizes.iter().copied()));
         }
+        let sizes = sizes.into_iter().map(|(name, size)| (name.clone(), size)).collect();
+        let inputs = graph.inputs.iter().map(|i| &i.name);
+        let taken = inputs.chain(graph.states.iter().map(|s| &s.name)).cloned().collect();
+        let makers = graph.makers();
         let tags = graph.nodes.iter().filter_map(|n| n.tag.as_ref()).map(|t| t.instance + 1);
         let instances = tags.max().unwrap_or(0);
-        Model { graph, sizes, part: Some(part), instances, ..Model::default() }
+        Model { graph, sizes, taken, makers, part: Some(part), instances, ..Model::default() }
     }
 
     /// The graph as it is now.
@@ -101,10 +112,15 @@ impl Model {
 
     /// A tensor for a value, its dimensions named as in the signature of the node that defines it.
     pub fn tensor(&self, value: Value) -> Tensor {
-        let maker = self.graph.nodes.iter().rev().find_map(|n| {
+        let dims = |n: &Node| {
             let i = n.results.iter().position(|v| *v == value)?;
             Some(n.signature.results[i].iter().map(|d| n.signature.factors[d[0]].clone()).collect())
-        });
+        };
+        let known = self.makers.get(value.index()).and_then(|i| self.graph.nodes.get(*i));
+        let maker = match known {
+            Some(node) => dims(node),
+            None => self.graph.nodes.iter().rev().find_map(dims),
+        };
         Tensor { value, dims: maker.unwrap_or_default() }
     }
 
@@ -223,8 +239,7 @@ impl Model {
 
     #[track_caller]
     fn check_name(&mut self, name: &str) {
-        let taken = self.graph.inputs.iter().any(|i| &*i.name == name) || self.graph.state(name).is_some();
-        if taken {
+        if !self.taken.insert(name.into()) {
             self.wrong(format!("the name `{name}` is taken"));
         }
         if name.is_empty() || !name.chars().all(|c| c.is_ascii_alphanumeric() || "_.-".contains(c)) {
@@ -268,13 +283,13 @@ impl Model {
         let mut signature = Signature { factors: Vec::new(), args: Vec::new(), results: Vec::new() };
         let mut tensor = |dims: &[Name]| {
             let factor = |name: &Name| match signature.factors.iter().position(|f| f == name) {
-                Some(f) => vec![f],
+                Some(f) => smallvec![f],
                 None => {
                     signature.factors.push(name.clone());
-                    vec![signature.factors.len() - 1]
+                    smallvec![signature.factors.len() - 1]
                 }
             };
-            dims.iter().map(factor).collect::<Vec<_>>()
+            dims.iter().map(factor).collect::<Vec<Dim>>()
         };
         let arg_dims: Vec<_> = operands.iter().map(|d| tensor(d)).collect();
         let result_dims: Vec<_> = result.iter().map(|d| tensor(d)).collect();

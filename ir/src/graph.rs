@@ -1,6 +1,9 @@
 //! The graph: whole tensors, before anything is split. Nodes stand in an order in which they can run.
 
 use std::fmt;
+use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
 
 use crate::state::{AdamW, Input, State};
 use crate::{DType, Name, Op, Signature};
@@ -107,7 +110,7 @@ pub struct Node {
     /// What it does to numbers.
     pub op: Op,
     /// What it does to dimensions.
-    pub signature: Signature,
+    pub signature: Arc<Signature>,
     /// The global size of each factor.
     pub sizes: Vec<usize>,
     /// Operands.
@@ -252,6 +255,11 @@ impl Graph {
         &self.values[value.index()].shape
     }
 
+    /// All states by name; of those with one name, which no graph has, the first.
+    pub fn states_by_name(&self) -> FxHashMap<&str, &State> {
+        self.states.iter().rev().map(|s| (&*s.name, s)).collect()
+    }
+
     /// A state by its name.
     pub fn state(&self, name: &str) -> Option<&State> {
         self.states.iter().find(|s| &*s.name == name)
@@ -307,7 +315,7 @@ impl Graph {
     /// How the signature does not fit.
     pub fn push(&mut self, new: NewNode) -> Result<Option<Value>, crate::SizeError> {
         let shapes: Vec<&[usize]> = new.args.iter().map(|v| self.shape(*v)).collect();
-        let signature = new.signature.normal();
+        let signature = Arc::new(new.signature.normal());
         let sizes = signature.sizes(&shapes, &new.known)?;
         let micro = new.args.iter().any(|v| self.ty(*v).scope == Scope::Micro);
         let scope = Scope::of(&new.op, micro);
@@ -381,12 +389,16 @@ impl Rewrite {
 
     /// Copies a node, its operands renamed. Returns its place.
     pub fn copy(&mut self, old: &Graph, node: &Node) -> usize {
-        let mut new = node.clone();
+        self.put(&old.values, node.clone())
+    }
+
+    /// Takes over a node of a graph with these values, its operands renamed. Returns its place.
+    pub fn put(&mut self, values: &[ValueType], mut new: Node) -> usize {
         new.args.iter_mut().for_each(|v| *v = self.at(*v));
-        new.of = node.of.and_then(|v| self.now[v.index()]);
-        new.like = node.like.and_then(|v| self.now[v.index()]);
+        new.of = new.of.and_then(|v| self.now[v.index()]);
+        new.like = new.like.and_then(|v| self.now[v.index()]);
         for v in &mut new.results {
-            self.graph.values.push(old.ty(*v).clone());
+            self.graph.values.push(values[v.index()].clone());
             let fresh = Value((self.graph.values.len() - 1) as u32);
             self.now[v.index()] = Some(fresh);
             *v = fresh;

@@ -11,7 +11,9 @@
 //! }
 //! ```
 
-use crate::{Axis, Binary, DType, Dim, Draw, Name, Reduce, Unary};
+use smallvec::{SmallVec, smallvec};
+
+use crate::{Axes, Binary, DType, Dim, Draw, Name, Reduce, Unary};
 
 /// A loop: the name and global size of the factor that it runs over, and the axes that split it.
 /// A rank runs over its own piece.
@@ -22,7 +24,7 @@ pub struct Loop {
     /// Global size.
     pub size: usize,
     /// What splits it, outermost first.
-    pub axes: Vec<Axis>,
+    pub axes: Axes,
 }
 
 /// Which loops index each dimension of an operand, outermost first: affine with the operand's own dense,
@@ -31,6 +33,9 @@ pub type Access = Vec<Dim>;
 
 /// A step of a map, by its place: the register that it defines.
 pub type Register = usize;
+
+/// A few registers.
+pub type Registers = SmallVec<[Register; 2]>;
 
 /// One step of a map at one point of its space. A step that yields a number defines the register of its own place.
 ///
@@ -75,9 +80,9 @@ pub enum Step {
     /// A function.
     Binary(Binary, Register, Register),
     /// The sum.
-    Add(Vec<Register>),
+    Add(Registers),
     /// `scale` times the product; of nothing it is `scale`.
-    Mul(f64, Vec<Register>),
+    Mul(f64, Registers),
     /// The second where the first is not 0, else the third.
     Select(Register, Register, Register),
     /// The number rounded to an element type.
@@ -190,45 +195,43 @@ pub struct Kernel {
 
 impl Step {
     /// The registers that it uses.
-    pub fn uses(&self) -> Vec<Register> {
+    pub fn uses(&self) -> Registers {
         match self {
-            Step::Load { .. } | Step::Const(_) | Step::Iota(_) => Vec::new(),
+            Step::Load { .. } | Step::Const(_) | Step::Iota(_) => Registers::new(),
             Step::LoadAt { at: r, .. }
             | Step::Unary(_, r)
             | Step::Cast(_, r)
             | Step::Row(_, r)
             | Step::Store { of: r, .. }
-            | Step::Accumulate { of: r, .. } => vec![*r],
-            Step::Binary(_, a, b) => vec![*a, *b],
+            | Step::Accumulate { of: r, .. } => smallvec![*r],
+            Step::Binary(_, a, b) => smallvec![*a, *b],
             Step::Add(all) | Step::Mul(_, all) => all.clone(),
-            Step::Select(c, a, b) => vec![*c, *a, *b],
-            Step::Random { counter, .. } => counter.to_vec(),
+            Step::Select(c, a, b) => smallvec![*c, *a, *b],
+            Step::Random { counter, .. } => counter.as_slice().into(),
         }
     }
 
     /// The same with other registers.
     pub fn renamed(&self, to: impl Fn(Register) -> Register) -> Step {
+        let mut step = self.clone();
+        step.rename(to);
+        step
+    }
+
+    /// Uses other registers.
+    pub fn rename(&mut self, to: impl Fn(Register) -> Register) {
         match self {
-            Step::Load { .. } | Step::Const(_) | Step::Iota(_) => self.clone(),
-            Step::LoadAt { read, access, looked, at } => {
-                Step::LoadAt { read: *read, access: access.clone(), looked: *looked, at: to(*at) }
-            }
-            Step::Unary(u, r) => Step::Unary(*u, to(*r)),
-            Step::Cast(t, r) => Step::Cast(*t, to(*r)),
-            Step::Row(k, r) => Step::Row(*k, to(*r)),
-            Step::Store { write, access, of } => {
-                Step::Store { write: *write, access: access.clone(), of: to(*of) }
-            }
-            Step::Accumulate { write, access, of, reduce } => {
-                Step::Accumulate { write: *write, access: access.clone(), of: to(*of), reduce: *reduce }
-            }
-            Step::Binary(b, x, y) => Step::Binary(*b, to(*x), to(*y)),
-            Step::Add(all) => Step::Add(all.iter().map(|r| to(*r)).collect()),
-            Step::Mul(s, all) => Step::Mul(*s, all.iter().map(|r| to(*r)).collect()),
-            Step::Select(c, a, b) => Step::Select(to(*c), to(*a), to(*b)),
-            Step::Random { draw, counter, inner } => {
-                Step::Random { draw: draw.clone(), counter: counter.map(to), inner: inner.clone() }
-            }
+            Step::Load { .. } | Step::Const(_) | Step::Iota(_) => {}
+            Step::LoadAt { at: r, .. }
+            | Step::Unary(_, r)
+            | Step::Cast(_, r)
+            | Step::Row(_, r)
+            | Step::Store { of: r, .. }
+            | Step::Accumulate { of: r, .. } => *r = to(*r),
+            Step::Binary(_, a, b) => (*a, *b) = (to(*a), to(*b)),
+            Step::Add(all) | Step::Mul(_, all) => all.iter_mut().for_each(|r| *r = to(*r)),
+            Step::Select(c, a, b) => (*c, *a, *b) = (to(*c), to(*a), to(*b)),
+            Step::Random { counter, .. } => *counter = counter.map(to),
         }
     }
 

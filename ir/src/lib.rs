@@ -23,7 +23,7 @@ pub mod verify_program;
 pub use draw::Draw;
 pub use dtype::DType;
 pub use graph::{Graph, Node, Part, Scope, Value, ValueType};
-pub use mesh::{Axis, Mesh, MeshError, Name, PIPELINE};
+pub use mesh::{Axes, Axis, Mesh, MeshError, Name, PIPELINE};
 pub use moves::{Move, moves, moves_of};
 pub use op::{Binary, FactorKind, Op, Unary};
 pub use sharded::{Decisions, Places, Reshard, ShardedGraph};

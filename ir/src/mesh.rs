@@ -3,6 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 /// A short name: of a mesh axis, a dimension, a state.
 pub type Name = Arc<str>;
 
@@ -12,6 +14,9 @@ pub const PIPELINE: &str = "pp";
 /// A mesh axis, by its place in [`Mesh::axes`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Axis(pub u8);
+
+/// Axes that split something, outermost first: few, so that they lie in place.
+pub type Axes = SmallVec<[Axis; 16]>;
 
 impl Axis {
     /// Its place in the mesh.

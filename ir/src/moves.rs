@@ -1,6 +1,6 @@
 //! The moves that change a sharding, one collective call each, and the sequence that leads from one to another.
 
-use crate::{Axis, DType, Mesh, Reduce, Sharding, bound};
+use crate::{Axes, Axis, DType, Mesh, Reduce, Sharding, bound};
 
 /// One step from a sharding to another. Axes are outermost first; a move over several axes is one call.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -175,19 +175,19 @@ impl Move {
     pub fn after(&self, before: &Sharding) -> Sharding {
         let mut at = before.clone();
         let drop_inner =
-            |dims: &mut Vec<Axis>, axes: &[Axis]| dims.truncate(dims.len().saturating_sub(axes.len()));
+            |dims: &mut Axes, axes: &[Axis]| dims.truncate(dims.len().saturating_sub(axes.len()));
         match self {
             Move::AllReduce { axes, .. } => at.partial.retain(|(a, _)| !axes.contains(a)),
             Move::ReduceScatter { axes, dim, .. } => {
                 at.partial.retain(|(a, _)| !axes.contains(a));
-                at.dims[*dim].extend(axes);
+                at.dims[*dim].extend_from_slice(axes);
             }
             Move::AllGather { axes, dim } | Move::Broadcast { axes, dim } => {
                 drop_inner(&mut at.dims[*dim], axes);
             }
             Move::AllToAll { axes, from, to } => {
                 drop_inner(&mut at.dims[*from], axes);
-                at.dims[*to].extend(axes);
+                at.dims[*to].extend_from_slice(axes);
             }
             Move::Permute { axes, to } => {
                 let renamed = |a: &mut Axis| *a = axes.iter().position(|b| b == a).map_or(*a, |i| to[i]);
@@ -195,7 +195,7 @@ impl Move {
                 at.partial.iter_mut().for_each(|(a, _)| renamed(a));
                 at.partial.sort();
             }
-            Move::Slice { axes, dim } => at.dims[*dim].extend(axes),
+            Move::Slice { axes, dim } => at.dims[*dim].extend_from_slice(axes),
             Move::ToPartial { axis, reduce } => {
                 at.partial.push((*axis, *reduce));
                 at.partial.sort();

@@ -3,6 +3,8 @@
 
 use std::fmt;
 
+use smallvec::{SmallVec, smallvec};
+
 use crate::kernel::Kernel;
 use crate::schedule::Kind;
 use crate::state::{Input, State};
@@ -24,6 +26,9 @@ impl fmt::Display for BufferId {
         write!(f, "b{}", self.0)
     }
 }
+
+/// The few buffers that an instruction reads or writes.
+pub type Buffers = SmallVec<[BufferId; 4]>;
 
 /// How long what a buffer holds is needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -78,7 +83,8 @@ pub const ALIGN: usize = 64;
 impl Buffer {
     /// The bytes that the largest piece takes.
     pub fn bytes(&self, mesh: &Mesh) -> usize {
-        crate::local_shape(&self.shape, &self.sharding, mesh).iter().product::<usize>() * self.dtype.bytes()
+        let dims = self.shape.iter().zip(&self.sharding.dims);
+        dims.map(|(n, axes)| crate::bound(*n, axes, mesh)).product::<usize>() * self.dtype.bytes()
     }
 }
 
@@ -269,36 +275,36 @@ impl Instruction {
     }
 
     /// The buffers that it reads.
-    pub fn reads(&self) -> Vec<BufferId> {
+    pub fn reads(&self) -> Buffers {
         match self {
             Instruction::Feed { .. }
             | Instruction::Wait { .. }
             | Instruction::Receive { .. }
-            | Instruction::Received { .. } => Vec::new(),
-            Instruction::Launch { reads, .. } => reads.clone(),
+            | Instruction::Received { .. } => Buffers::new(),
+            Instruction::Launch { reads, .. } => reads.as_slice().into(),
             Instruction::Start { parts, .. } => parts.iter().map(|p| p.from).collect(),
             Instruction::Local { from, .. }
             | Instruction::Send { from, .. }
             | Instruction::Sent { from, .. }
             | Instruction::Assign { from, .. }
-            | Instruction::Tap { from, .. } => vec![*from],
+            | Instruction::Tap { from, .. } => smallvec![*from],
         }
     }
 
     /// The buffers that it writes.
-    pub fn writes(&self) -> Vec<BufferId> {
+    pub fn writes(&self) -> Buffers {
         match self {
             Instruction::Feed { to, .. }
             | Instruction::Local { to, .. }
             | Instruction::Receive { to, .. }
             | Instruction::Received { to, .. }
-            | Instruction::Assign { to, .. } => vec![*to],
+            | Instruction::Assign { to, .. } => smallvec![*to],
             Instruction::Start { parts, .. } => parts.iter().map(|p| p.to).collect(),
-            Instruction::Launch { writes, .. } => writes.clone(),
+            Instruction::Launch { writes, .. } => writes.as_slice().into(),
             Instruction::Wait { .. }
             | Instruction::Send { .. }
             | Instruction::Sent { .. }
-            | Instruction::Tap { .. } => Vec::new(),
+            | Instruction::Tap { .. } => Buffers::new(),
         }
     }
 }

@@ -2,7 +2,7 @@
 //! function that choosing, verifying, pricing and the table tests share.
 
 use crate::signature::{Dim, Factor};
-use crate::{Axis, DType, FactorKind, Graph, Mesh, Node, Op, Reduce, Sharding};
+use crate::{Axes, Axis, DType, FactorKind, Graph, Mesh, Node, Op, Reduce, Sharding};
 
 /// What one mesh axis does to one op.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -19,7 +19,7 @@ pub enum Row {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Strategy {
     /// For each factor the axes that split it, outermost first.
-    pub split: Vec<Vec<Axis>>,
+    pub split: Vec<Axes>,
     /// Axes along which operands are partial, and so is the result.
     pub pass: Vec<(Axis, Reduce, Vec<usize>)>,
 }
@@ -27,7 +27,7 @@ pub struct Strategy {
 impl Strategy {
     /// Every rank does everything.
     pub fn whole(node: &Node) -> Strategy {
-        Strategy { split: vec![Vec::new(); node.sizes.len()], pass: Vec::new() }
+        Strategy { split: vec![Axes::new(); node.sizes.len()], pass: Vec::new() }
     }
 
     /// What an axis does.
@@ -131,7 +131,7 @@ pub fn layout(graph: &Graph, node: &Node, strategy: &Strategy, mesh: &Mesh) -> O
     if strategy.split.len() != node.sizes.len() {
         return None;
     }
-    let used: Vec<Axis> =
+    let used: Axes =
         strategy.split.iter().flatten().copied().chain(strategy.pass.iter().map(|(a, ..)| *a)).collect();
     if (1..used.len()).any(|i| used[..i].contains(&used[i])) {
         return None;
@@ -152,7 +152,7 @@ pub fn layout(graph: &Graph, node: &Node, strategy: &Strategy, mesh: &Mesh) -> O
             }
         }
     }
-    let legal = passes(graph, node);
+    let legal = if strategy.pass.is_empty() { Vec::new() } else { passes(graph, node) };
     for (axis, reduce, which) in &strategy.pass {
         if !legal.contains(&(*reduce, which.clone())) {
             return None;
@@ -166,18 +166,18 @@ pub fn layout(graph: &Graph, node: &Node, strategy: &Strategy, mesh: &Mesh) -> O
 
 /// A dimension's axes from its factors': for a merged one, every factor but the last that is split must be split
 /// into single elements, else the pieces are not contiguous; and evenly.
-fn dim_axes(dim: &Dim, strategy: &Strategy, node: &Node, mesh: &Mesh) -> Option<Vec<Axis>> {
+fn dim_axes(dim: &Dim, strategy: &Strategy, node: &Node, mesh: &Mesh) -> Option<Axes> {
     if let [f] = dim[..] {
         return Some(strategy.split[f].clone());
     }
-    let mut axes = Vec::new();
+    let mut axes = Axes::new();
     let mut open = true;
     for f in dim {
         let pieces = mesh.pieces(&strategy.split[*f]);
         if pieces > 1 && (!open || !node.sizes[*f].is_multiple_of(pieces)) {
             return None;
         }
-        axes.extend(&strategy.split[*f]);
+        axes.extend_from_slice(&strategy.split[*f]);
         open &= pieces == node.sizes[*f];
     }
     Some(axes)

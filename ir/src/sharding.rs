@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::{Axis, Mesh};
+use crate::{Axes, Axis, Mesh};
 
 /// How the pieces of a partial value combine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -59,7 +59,7 @@ impl Reduce {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Sharding {
     /// For each dimension the axes that split it, outermost first.
-    pub dims: Vec<Vec<Axis>>,
+    pub dims: Vec<Axes>,
     /// The axes along which each rank holds only a contribution, sorted: equality is equality of meaning.
     pub partial: Vec<(Axis, Reduce)>,
 }
@@ -67,7 +67,7 @@ pub struct Sharding {
 impl Sharding {
     /// Every rank has all of it.
     pub fn replicated(dims: usize) -> Sharding {
-        Sharding { dims: vec![Vec::new(); dims], partial: Vec::new() }
+        Sharding { dims: vec![Axes::new(); dims], partial: Vec::new() }
     }
 
     /// The same, and pieces along an axis combine, too.
@@ -94,7 +94,7 @@ impl Sharding {
 
     /// Whether a tensor of this shape has whole blocks of pairs in its last two dimensions, as [`Reduce::Top`] needs.
     pub fn has_pairs(&self, shape: &[usize]) -> bool {
-        let whole = |dims: &[Vec<Axis>]| dims.iter().rev().take(2).all(Vec::is_empty);
+        let whole = |dims: &[Axes]| dims.iter().rev().take(2).all(|axes| axes.is_empty());
         shape.len() >= 2 && shape.last() == Some(&2) && shape.len() == self.dims.len() && whole(&self.dims)
     }
 
@@ -121,7 +121,7 @@ impl Sharding {
         let mut sharding = Sharding { dims: Vec::new(), partial: Vec::new() };
         if !dims.trim().is_empty() {
             for dim in dims.split(',').map(str::trim) {
-                let mut axes = Vec::new();
+                let mut axes = Axes::new();
                 for name in dim.split('.').filter(|n| *n != "_") {
                     axes.extend(axis(name)?);
                 }

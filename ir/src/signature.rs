@@ -1,14 +1,17 @@
 //! What an op does to dimensions, as one line: `b s d, d f -> b s f`. The words are its factors.
 
 use std::fmt;
+use std::sync::LazyLock;
+
+use smallvec::{SmallVec, smallvec};
 
 use crate::Name;
 
 /// A factor, by its place in [`Signature::factors`].
 pub type Factor = usize;
 
-/// A dimension of an operand: its factors, outermost first. Nearly always one; `(b s)` merges two.
-pub type Dim = Vec<Factor>;
+/// A dimension of an operand: its factors, outermost first. Nearly always one, so that it lies in place; `(b s)` merges two.
+pub type Dim = SmallVec<[Factor; 2]>;
 
 /// The factors that the dimensions of operands and results consist of.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -73,7 +76,26 @@ pub enum SizeError {
     },
 }
 
+/// The dimensions of a tensor that has `n` factors, one a dimension, in order.
+pub fn plain(n: usize) -> Vec<Dim> {
+    (0..n).map(|f| smallvec![f]).collect()
+}
+
+/// The names of factors that have no better: `i0`, `i1`, ...
+pub fn unnamed(n: usize) -> Vec<Name> {
+    static FIRST: LazyLock<Vec<Name>> = LazyLock::new(|| (0..8).map(name).collect());
+    fn name(i: usize) -> Name {
+        format!("i{i}").into()
+    }
+    (0..n).map(|i| FIRST.get(i).cloned().unwrap_or_else(|| name(i))).collect()
+}
+
 impl Signature {
+    /// Operands and a result that all have the same `n` dimensions.
+    pub fn pointwise(n: usize, operands: usize) -> Signature {
+        Signature { factors: unnamed(n), args: vec![plain(n); operands], results: vec![plain(n)] }
+    }
+
     /// Reads `b s d, d f -> b s f`. No operands: nothing before the arrow; a scalar: `()`; a merged
     /// dimension: `(b s)`.
     ///
@@ -105,7 +127,7 @@ impl Signature {
         }
         for word in spaced.split_whitespace() {
             match word {
-                "(" if open.is_none() => open = Some(Vec::new()),
+                "(" if open.is_none() => open = Some(Dim::new()),
                 "(" => return Err(format!("a merged dimension inside another in `{}`", text.trim())),
                 ")" => match open.take() {
                     Some(dim) if !dim.is_empty() => dims.push(dim),
@@ -118,7 +140,7 @@ impl Signature {
                     let factor = self.factor_or_new(name);
                     match &mut open {
                         Some(dim) => dim.push(factor),
-                        None => dims.push(vec![factor]),
+                        None => dims.push(smallvec![factor]),
                     }
                 }
             }
@@ -144,12 +166,15 @@ impl Signature {
     }
 
     /// The same with factors numbered in the order in which they appear, as [`Signature::parse`] numbers them.
-    pub fn normal(&self) -> Signature {
-        let mut order: Vec<Factor> = Vec::new();
+    pub fn normal(self) -> Signature {
+        let mut order: SmallVec<[Factor; 8]> = SmallVec::new();
         for f in self.args.iter().chain(&self.results).flatten().flatten() {
             if !order.contains(f) {
                 order.push(*f);
             }
+        }
+        if order.iter().copied().eq(0..self.factors.len()) {
+            return self;
         }
         let place = |f: &Factor| order.iter().position(|g| g == f).unwrap_or(0);
         let tensors = |of: &[Vec<Dim>]| -> Vec<Vec<Dim>> {

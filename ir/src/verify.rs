@@ -10,10 +10,12 @@
 //! - Every strategy is legal, its results are sharded as it says, and, once agreed, its operands too.
 //! - Inputs, states and assignments lie where they were placed.
 
-use std::collections::BTreeSet;
+use rustc_hash::{FxHashMap, FxHashSet};
 
+use crate::state::State;
 use crate::{
-    Binary, Graph, Node, Op, Part, Scope, ShardedGraph, Sharding, Signature, SizeError, Unary, Value,
+    Axes, Binary, Dim, Factor, Graph, Node, Op, Part, Scope, ShardedGraph, Sharding, Signature, SizeError,
+    Unary, Value,
 };
 
 /// A rule that a graph breaks, and where.
@@ -172,6 +174,9 @@ pub enum Fault {
     Place(String, String, String),
 }
 
+/// The states of a graph by name.
+type States<'a> = FxHashMap<&'a str, &'a State>;
+
 /// All rules that `graph` breaks.
 ///
 /// # Errors
@@ -180,16 +185,16 @@ pub fn verify(graph: &Graph) -> Result<(), Vec<VerifyError>> {
     let mut errors = Vec::new();
     let mut defined = vec![0usize; graph.values.len()];
     let mut parts: Vec<Part> = vec![Part::Forward; graph.values.len()];
-    let mut assigned: BTreeSet<&str> = BTreeSet::new();
+    let mut assigned: FxHashSet<&str> = FxHashSet::default();
+    let states = graph.states_by_name();
     for node in &graph.nodes {
-        let at = node.results.first().map_or_else(|| node.op.to_string(), Value::to_string);
-        let mut report = |kind| errors.push(VerifyError { at: at.clone(), kind });
+        let mut report = |kind| errors.push(VerifyError { at: called(node), kind });
         let early = node.args.iter().find(|v| defined.get(v.index()).is_none_or(|n| *n == 0));
         if let Some(v) = early {
             report(Fault::UseBeforeDef(*v));
         } else {
             check_shapes(graph, node, &mut report);
-            check_types(graph, node, &mut report);
+            check_types(graph, &states, node, &mut report);
             check_scope(graph, node, &mut report);
             for v in node
                 .args
@@ -212,16 +217,21 @@ pub fn verify(graph: &Graph) -> Result<(), Vec<VerifyError>> {
     for (i, n) in defined.iter().enumerate().filter(|(_, n)| **n != 1) {
         errors.push(VerifyError { at: Value(i as u32).to_string(), kind: Fault::Defined(*n) });
     }
-    check_claims(graph, &mut errors);
+    check_claims(graph, &states, &mut errors);
     if errors.is_empty() { Ok(()) } else { Err(errors) }
 }
 
+/// What a node is called: the value that it makes, or its op.
+fn called(node: &Node) -> String {
+    node.results.first().map_or_else(|| node.op.to_string(), Value::to_string)
+}
+
 /// What the graph says of values besides its nodes.
-fn check_claims(graph: &Graph, errors: &mut Vec<VerifyError>) {
+fn check_claims(graph: &Graph, states: &States, errors: &mut Vec<VerifyError>) {
     let mut claim = |at: String, kind: Fault| errors.push(VerifyError { at, kind });
-    let names: Vec<&str> =
-        graph.inputs.iter().map(|i| &*i.name).chain(graph.states.iter().map(|s| &*s.name)).collect();
-    for name in (1..names.len()).filter(|i| names[..*i].contains(&names[*i])).map(|i| names[i]) {
+    let names = graph.inputs.iter().map(|i| &*i.name).chain(graph.states.iter().map(|s| &*s.name));
+    let mut seen: FxHashSet<&str> = FxHashSet::default();
+    for name in names.filter(|name| !seen.insert(name)) {
         claim("tables".to_string(), Fault::NameTwice(name.to_string()));
     }
     let shape = |v: Value| graph.values.get(v.index()).map(|t| t.shape.clone());
@@ -231,7 +241,7 @@ fn check_claims(graph: &Graph, errors: &mut Vec<VerifyError>) {
         }
     }
     for (name, v) in &graph.gradients {
-        match graph.state(name) {
+        match states.get(&**name) {
             None => claim(format!("gradient {name}"), Fault::Missing("state", name.to_string())),
             Some(s) if shape(*v) != Some(s.shape()) => {
                 let found = shape(*v).unwrap_or_default();
@@ -242,7 +252,7 @@ fn check_claims(graph: &Graph, errors: &mut Vec<VerifyError>) {
         }
     }
     for (v, name) in &graph.follows {
-        match graph.state(name) {
+        match states.get(&**name) {
             None => claim(format!("follow {v}"), Fault::Missing("state", name.to_string())),
             Some(s) if shape(*v) != Some(s.shape()) => {
                 let found = shape(*v).unwrap_or_default();
@@ -277,40 +287,26 @@ fn check_shapes(graph: &Graph, node: &Node, report: &mut impl FnMut(Fault)) {
     }
     let tensors = node.signature.args.iter().chain(&node.signature.results);
     for dims in tensors {
-        let flat: Vec<usize> = dims.iter().flatten().copied().collect();
-        if let Some(i) = (1..flat.len()).find(|i| flat[..*i].contains(&flat[*i])) {
-            return report(Fault::FactorTwice(node.signature.factors[flat[i]].to_string()));
+        let flat = || dims.iter().flatten();
+        let twice = |(i, f): &(usize, &Factor)| flat().take(*i).any(|g| g == *f);
+        if let Some((_, f)) = flat().enumerate().find(twice) {
+            return report(Fault::FactorTwice(node.signature.factors[*f].to_string()));
         }
     }
-    let shapes: Vec<&[usize]> = node.args.iter().map(|v| graph.shape(*v)).collect();
-    let known: Vec<_> = node.signature.factors.iter().cloned().zip(node.sizes.iter().copied()).collect();
-    match node.signature.sizes(&shapes, &known) {
-        Err(error) => report(error.into()),
-        Ok(needed) if needed != node.sizes => report(Fault::Factors { found: node.sizes.clone(), needed }),
-        Ok(sizes) => {
-            for (v, dims) in node.results.iter().zip(&node.signature.results) {
-                let needed = Signature::shape(dims, &sizes);
-                if graph.shape(*v) != needed {
-                    report(Fault::Shape { found: graph.shape(*v).to_vec(), needed });
-                }
-            }
-        }
+    if !is_sized(graph, node) {
+        check_sizes(graph, node, report);
     }
     let s = &node.signature;
     for (f, name) in s.factors.iter().enumerate() {
-        let holders: Vec<usize> = (0..s.args.len()).filter(|i| Signature::has(&s.args[*i], f)).collect();
-        if holders.is_empty() && !s.in_results(f) {
+        let holder = (0..s.args.len()).find(|i| Signature::has(&s.args[*i], f));
+        if holder.is_none() && !s.in_results(f) {
             report(Fault::Unused(name.to_string()));
-        } else if let Some(operand) = holders.first()
+        } else if let Some(operand) = holder
             && !s.results.is_empty()
             && !s.in_results(f)
             && !node.op.reduces()
         {
-            report(Fault::NotBroadcast {
-                op: node.op.to_string(),
-                operand: *operand,
-                factor: name.to_string(),
-            });
+            report(Fault::NotBroadcast { op: node.op.to_string(), operand, factor: name.to_string() });
         }
     }
     if matches!(node.op, Op::Gather | Op::Scatter) && node.op.looked_up(&node.signature).is_none() {
@@ -330,7 +326,39 @@ fn check_shapes(graph: &Graph, node: &Node, report: &mut impl FnMut(Fault)) {
     }
 }
 
-fn check_types(graph: &Graph, node: &Node, report: &mut impl FnMut(Fault)) {
+/// Whether the sizes of the factors, which have a name each, make up the shapes of all operands and results.
+fn is_sized(graph: &Graph, node: &Node) -> bool {
+    let s = &node.signature;
+    let made = |(v, dims): (&Value, &Vec<Dim>)| {
+        let sizes = dims.iter().map(|d| d.iter().map(|f| node.sizes[*f]).product::<usize>());
+        sizes.eq(graph.shape(*v).iter().copied())
+    };
+    s.factors.len() == node.sizes.len()
+        && s.args.len() == node.args.len()
+        && (1..s.factors.len()).all(|i| !s.factors[..i].contains(&s.factors[i]))
+        && node.args.iter().zip(&s.args).all(made)
+        && node.results.iter().zip(&s.results).all(made)
+}
+
+/// Says what is wrong with sizes.
+fn check_sizes(graph: &Graph, node: &Node, report: &mut impl FnMut(Fault)) {
+    let shapes: Vec<&[usize]> = node.args.iter().map(|v| graph.shape(*v)).collect();
+    let known: Vec<_> = node.signature.factors.iter().cloned().zip(node.sizes.iter().copied()).collect();
+    match node.signature.sizes(&shapes, &known) {
+        Err(error) => report(error.into()),
+        Ok(needed) if needed != node.sizes => report(Fault::Factors { found: node.sizes.clone(), needed }),
+        Ok(sizes) => {
+            for (v, dims) in node.results.iter().zip(&node.signature.results) {
+                let needed = Signature::shape(dims, &sizes);
+                if graph.shape(*v) != needed {
+                    report(Fault::Shape { found: graph.shape(*v).to_vec(), needed });
+                }
+            }
+        }
+    }
+}
+
+fn check_types(graph: &Graph, states: &States, node: &Node, report: &mut impl FnMut(Fault)) {
     use crate::DType::{self, Bool, F32, I32, I64, U32};
     let arg = |i: usize| node.args.get(i).map(|v| graph.ty(*v).dtype);
     let result = node.results.first().map(|v| graph.ty(*v).dtype);
@@ -401,7 +429,7 @@ fn check_types(graph: &Graph, node: &Node, report: &mut impl FnMut(Fault)) {
             entry(graph, "input", name, input.dtype, &shape, node.results.first(), report);
         }
         Op::State(name) | Op::Assign(name) => {
-            let Some(state) = graph.state(name) else {
+            let Some(state) = states.get(&**name) else {
                 return report(Fault::Missing("state", name.to_string()));
             };
             entry(
@@ -460,8 +488,7 @@ pub fn verify_sharded(sharded: &ShardedGraph) -> Result<(), Vec<VerifyError>> {
     }
     let (graph, mesh) = (&sharded.graph, &sharded.mesh);
     for (i, node) in graph.nodes.iter().enumerate() {
-        let at = node.results.first().map_or_else(|| node.op.to_string(), Value::to_string);
-        let mut report = |kind| errors.push(VerifyError { at: at.clone(), kind });
+        let mut report = |kind| errors.push(VerifyError { at: called(node), kind });
         for v in &node.results {
             check_sharding(sharded, *v, &mut report);
         }
@@ -502,10 +529,11 @@ pub fn verify_sharded(sharded: &ShardedGraph) -> Result<(), Vec<VerifyError>> {
 /// Places are of entries of the tables, and fit them.
 fn check_places(sharded: &ShardedGraph, errors: &mut Vec<VerifyError>) {
     let graph = &sharded.graph;
+    let states = graph.states_by_name();
     for (name, place) in &sharded.decisions.places {
         let mut report = |kind| errors.push(VerifyError { at: format!("place {name}"), kind });
         let input = graph.inputs.iter().find(|i| i.name == *name).map(|i| &i.dims);
-        let dims = input.or(graph.state(name).map(|s| &s.dims));
+        let dims = input.or(states.get(&**name).map(|s| &s.dims));
         match dims.map(|dims| dims.iter().map(|(_, n)| *n).collect::<Vec<_>>()) {
             None => report(Fault::Missing("input or state", name.to_string())),
             Some(shape) => fits(place, &shape, &sharded.mesh, &mut report),
@@ -525,7 +553,7 @@ fn fits(sharding: &Sharding, shape: &[usize], mesh: &crate::Mesh, report: &mut i
     if sharding.dims.len() != dims {
         report(Fault::Dims { dims, sharding: sharding.show(mesh), found: sharding.dims.len() });
     }
-    let axes: Vec<_> = sharding.axes().collect();
+    let axes: Axes = sharding.axes().collect();
     for axis in (1..axes.len()).filter(|i| axes[..*i].contains(&axes[*i])).map(|i| axes[i]) {
         report(Fault::AxisTwice(mesh.name(axis).to_string(), sharding.show(mesh)));
     }

@@ -15,10 +15,11 @@ mod memory;
 mod messages;
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 
 use crate::kernel::{Access, Body, Kernel, Loop, Map, Step, TopK};
 use crate::program::{ALIGN, BufferId, Instruction, Message, Program, Region, Stage, Transfer};
-use crate::{DType, Mesh, Move, Reduce};
+use crate::{Axes, DType, Mesh, Move, Reduce};
 
 /// A rule that a program breaks, and where.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -190,7 +191,7 @@ pub fn verify_program(program: &Program) -> Result<(), Vec<ProgramError>> {
             let name = stage.name_of(i);
             let mut in_flight: BTreeMap<u32, &[Transfer]> = BTreeMap::new();
             for (k, instruction) in segment.instructions.iter().enumerate() {
-                let at = format!("stage {s}, segment {name}, instruction {k}");
+                let at = format_args!("stage {s}, segment {name}, instruction {k}");
                 check.instruction(&at, instruction);
                 check.flight(&at, instruction, &mut in_flight);
             }
@@ -221,11 +222,11 @@ struct Check<'a> {
 }
 
 impl Check<'_> {
-    fn report(&mut self, at: &str, kind: ProgramFault) {
+    fn report(&mut self, at: &dyn Display, kind: ProgramFault) {
         self.errors.push(ProgramError { at: at.to_string(), kind });
     }
 
-    fn instruction(&mut self, at: &str, instruction: &Instruction) {
+    fn instruction(&mut self, at: &dyn Display, instruction: &Instruction) {
         match instruction {
             Instruction::Launch { kernel, reads, writes } => self.launch(at, kernel, reads, writes),
             Instruction::Local { step, from, to } => self.moves(at, step, *from, *to),
@@ -262,7 +263,7 @@ impl Check<'_> {
         }
     }
 
-    fn moves(&mut self, at: &str, step: &Move, from: BufferId, to: BufferId) {
+    fn moves(&mut self, at: &dyn Display, step: &Move, from: BufferId, to: BufferId) {
         let (a, b) = (&self.stage.buffers[from.index()], &self.stage.buffers[to.index()]);
         let pairs = step.reduce() == Some(Reduce::Top);
         if pairs && !step.has_pairs(&a.shape, &a.sharding, a.dtype) {
@@ -282,7 +283,7 @@ impl Check<'_> {
         }
     }
 
-    fn whole(&mut self, at: &str, id: BufferId) {
+    fn whole(&mut self, at: &dyn Display, id: BufferId) {
         let sharding = &self.stage.buffers[id.index()].sharding;
         if !sharding.partial.is_empty() {
             let text = sharding.show(self.mesh);
@@ -290,7 +291,7 @@ impl Check<'_> {
         }
     }
 
-    fn launch(&mut self, at: &str, kernel: &Kernel, reads: &[BufferId], writes: &[BufferId]) {
+    fn launch(&mut self, at: &dyn Display, kernel: &Kernel, reads: &[BufferId], writes: &[BufferId]) {
         for (types, ids) in [(&kernel.reads, reads), (&kernel.writes, writes)] {
             if types.len() != ids.len() {
                 return self.report(at, ProgramFault::Operands { kernel: types.len(), launch: ids.len() });
@@ -334,7 +335,7 @@ impl Check<'_> {
     }
 
     /// What is searched is read and not written, and the pairs are whole.
-    fn top_k(&mut self, at: &str, t: &TopK) {
+    fn top_k(&mut self, at: &dyn Display, t: &TopK) {
         let name = |l: usize| t.loops.get(l).map_or(format!("{l}"), |l| l.name.to_string());
         let has = |access: &Access, l: usize| access.iter().flatten().any(|x| *x == l);
         if !has(&t.source, t.searched) || has(&t.out, t.searched) {
@@ -361,7 +362,7 @@ impl Check<'_> {
         }
     }
 
-    fn operand(&mut self, at: &str, access: &Access, loops: &[&Loop], id: Option<&BufferId>) {
+    fn operand(&mut self, at: &dyn Display, access: &Access, loops: &[&Loop], id: Option<&BufferId>) {
         let Some(id) = id else { return self.report(at, ProgramFault::Operands { kernel: 1, launch: 0 }) };
         let buffer = &self.stage.buffers[id.index()];
         if access.len() != buffer.shape.len() {
@@ -372,7 +373,7 @@ impl Check<'_> {
                 return self.report(at, ProgramFault::Undefined(0, format!("loop {l}")));
             }
             let size: usize = over.iter().map(|l| loops[*l].size).product();
-            let axes: Vec<_> = over.iter().flat_map(|l| &loops[*l].axes).copied().collect();
+            let axes: Axes = over.iter().flat_map(|l| &loops[*l].axes).copied().collect();
             let (n, split) = (buffer.shape[dim], &buffer.sharding.dims[dim]);
             if n != size || *split != axes {
                 let found = format!("{n} over {}", self.mesh.show(split));
@@ -382,7 +383,7 @@ impl Check<'_> {
         }
     }
 
-    fn map(&mut self, at: &str, map: &Map, loops: &[&Loop], reads: &[BufferId], writes: &[BufferId]) {
+    fn map(&mut self, at: &dyn Display, map: &Map, loops: &[&Loop], reads: &[BufferId], writes: &[BufferId]) {
         for (i, step) in map.steps.iter().enumerate() {
             let undefined = |r: &usize| *r >= i || !map.steps[*r].defines();
             if let Some(r) = step.uses().into_iter().find(undefined) {
@@ -435,17 +436,19 @@ impl Check<'_> {
 
     fn flight<'p>(
         &mut self,
-        at: &str,
+        at: &dyn Display,
         instruction: &'p Instruction,
         in_flight: &mut BTreeMap<u32, &'p [Transfer]>,
     ) {
-        let writes = instruction.writes();
-        // What a collective reads may be read by others too.
-        let holds = |p: &Transfer, id: BufferId| p.to == id || p.from == id && writes.contains(&id);
-        for id in instruction.reads().into_iter().chain(writes.iter().copied()) {
-            let held = in_flight.iter().find(|(_, parts)| parts.iter().any(|p| holds(p, id)));
-            if let Some(token) = held.map(|(t, _)| *t) {
-                self.report(at, ProgramFault::InFlight(id, token));
+        if !in_flight.is_empty() {
+            let writes = instruction.writes();
+            // What a collective reads may be read by others too.
+            let holds = |p: &Transfer, id: BufferId| p.to == id || p.from == id && writes.contains(&id);
+            for id in instruction.reads().into_iter().chain(writes.iter().copied()) {
+                let held = in_flight.iter().find(|(_, parts)| parts.iter().any(|p| holds(p, id)));
+                if let Some(token) = held.map(|(t, _)| *t) {
+                    self.report(at, ProgramFault::InFlight(id, token));
+                }
             }
         }
         if let Some((token, parts)) = instruction.started() {

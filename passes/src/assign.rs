@@ -8,11 +8,10 @@
 //! assign b2 -> b0                                                      ->
 //! ```
 
-use std::collections::{HashMap, HashSet};
-
 use crate::buffers;
 use ir::kernel::{Body, Kernel, Step};
 use ir::program::{BufferId, Instruction, Program, Region, Segment, Stage};
+use rustc_hash::{FxHashMap, FxHashSet};
 
 pub(crate) fn run(program: &mut Program) {
     for stage in &mut program.stages {
@@ -24,12 +23,12 @@ pub(crate) fn run(program: &mut Program) {
             }
             let uses = uses(stage, s, &last_call);
             // What several states are assigned is written where the first lies, and copied from there.
-            let mut seen: HashSet<BufferId> = HashSet::new();
+            let mut seen: FxHashSet<BufferId> = FxHashSet::default();
             assigns.retain(|(_, from, _)| seen.insert(*from));
             let fit: Vec<_> =
                 assigns.into_iter().filter(|(_, from, to)| fits(stage, s, &uses, *from, *to)).collect();
-            let now: HashMap<BufferId, BufferId> = fit.iter().map(|(_, from, to)| (*from, *to)).collect();
-            let gone: HashSet<usize> = fit.iter().map(|(at, ..)| *at).collect();
+            let now: FxHashMap<BufferId, BufferId> = fit.iter().map(|(_, from, to)| (*from, *to)).collect();
+            let gone: FxHashSet<usize> = fit.iter().map(|(at, ..)| *at).collect();
             let segment = &mut stage.segments[s];
             let mut at = 0;
             segment.instructions.retain(|_| {
@@ -54,11 +53,11 @@ fn assigns(segment: &Segment) -> Vec<(usize, BufferId, BufferId)> {
 /// Where buffers are written and read.
 struct Uses {
     /// In the segment: the instructions that write a buffer.
-    writes: HashMap<BufferId, Vec<usize>>,
+    writes: FxHashMap<BufferId, Vec<usize>>,
     /// In the segment: the last instruction that reads a buffer.
-    last_read: HashMap<BufferId, usize>,
+    last_read: FxHashMap<BufferId, usize>,
     /// Buffers that segments called later in the step read.
-    later: HashSet<BufferId>,
+    later: FxHashSet<BufferId>,
 }
 
 /// Of each segment its last call, if it has one.
@@ -69,7 +68,8 @@ fn last_calls(stage: &Stage) -> Vec<Option<usize>> {
 }
 
 fn uses(stage: &Stage, s: usize, last_call: &[Option<usize>]) -> Uses {
-    let mut uses = Uses { writes: HashMap::new(), last_read: HashMap::new(), later: HashSet::new() };
+    let mut uses =
+        Uses { writes: FxHashMap::default(), last_read: FxHashMap::default(), later: FxHashSet::default() };
     for (at, instruction) in stage.segments[s].instructions.iter().enumerate() {
         instruction.writes().into_iter().for_each(|b| uses.writes.entry(b).or_default().push(at));
         uses.last_read.extend(instruction.reads().into_iter().map(|b| (b, at)));

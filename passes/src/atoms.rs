@@ -19,10 +19,12 @@ mod cuts;
 
 use std::collections::HashSet;
 
+use smallvec::smallvec;
+
 use ir::graph::{Constraint, NewNode, Rewrite};
 use ir::signature::Dim;
 use ir::state::View;
-use ir::{Axis, Factor, Mesh, Name, Node, Op, ShardedGraph, Sharding, Signature, Value};
+use ir::{Axes, Axis, Factor, Mesh, Name, Node, Op, ShardedGraph, Sharding, Signature, Value};
 
 use crate::simplify::asked_of;
 use cuts::Atoms;
@@ -50,6 +52,7 @@ fn place(sharded: &mut ShardedGraph, atoms: &Atoms) {
             let dims = place.dims.iter().zip(cut);
             place.dims = dims
                 .flat_map(|(axes, atoms)| spread(axes, atoms, &sharded.mesh).unwrap_or_default())
+                .map(Axes::from)
                 .collect();
         }
     }
@@ -104,7 +107,7 @@ fn refine(sharded: &mut ShardedGraph, axis: Axis, outer: usize) {
     }
     // Fewer than 32 axes were read, and each is cut at most as often as its size has factors.
     sharded.mesh = Mesh::parse(&words.join(",")).unwrap_or_else(|e| panic!("a refined mesh is a mesh: {e}"));
-    let all = |axes: &Vec<Axis>| axes.iter().flat_map(|a| now[a.index()].clone()).collect();
+    let all = |axes: &Axes| axes.iter().flat_map(|a| now[a.index()].clone()).collect();
     for place in sharded.decisions.places.values_mut() {
         *place = Sharding { dims: place.dims.iter().map(all).collect(), partial: Vec::new() };
     }
@@ -202,15 +205,15 @@ fn signature(node: &Node, i: usize, atoms: &Atoms) -> (Signature, Vec<(Name, usi
         let cut = atoms.of_value(*value);
         let mut out = Vec::new();
         for (dim, atoms) in dims.iter().zip(cut) {
-            let all: Vec<Factor> = dim.iter().flat_map(|f| of_factor[*f].clone()).collect();
-            let mut real: Vec<Factor> = all.iter().copied().filter(|f| sizes[*f] != 1).collect();
+            let all: Dim = dim.iter().flat_map(|f| of_factor[*f].clone()).collect();
+            let mut real: Dim = all.iter().copied().filter(|f| sizes[*f] != 1).collect();
             if real.is_empty() {
-                real = all[..1].to_vec();
+                real = all[..1].into();
             }
             match atoms.len() {
                 1 if dim.len() == 1 => out.push(all),
                 1 => out.push(real),
-                _ => out.extend(real.into_iter().map(|f| vec![f])),
+                _ => out.extend(real.into_iter().map(|f| smallvec![f])),
             }
         }
         out

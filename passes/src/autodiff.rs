@@ -65,8 +65,9 @@ fn seed_mark(forward: &[Node], loss: Value) -> Mark {
 }
 
 fn parameters(graph: &Graph) -> Vec<(ir::Name, Value)> {
+    let states = graph.states_by_name();
     let trainable = |name: &ir::Name| {
-        graph.state(name).is_some_and(|s| matches!(s.role, Role::Parameter { trainable: true, .. }))
+        states.get(&**name).is_some_and(|s| matches!(s.role, Role::Parameter { trainable: true, .. }))
     };
     let parameter = |n: &Node| {
         let Op::State(name) = &n.op else { return None };
@@ -91,16 +92,16 @@ fn depends(graph: &Graph, parameters: &[(ir::Name, Value)]) -> Vec<bool> {
 
 /// The instances that have a gradient body, by the value that it differentiates.
 fn composites(forward: &[Node]) -> BTreeMap<Value, (&'static Gradient, Roles)> {
-    let mut roles: BTreeMap<u32, Roles> = BTreeMap::new();
+    let mut instances: BTreeMap<u32, (Option<&Gradient>, Roles)> = BTreeMap::new();
     for node in forward {
         if let Some(tag) = &node.tag {
-            roles.entry(tag.instance).or_default().insert(tag.role.clone(), node.clone());
+            let gradient = || GRADIENTS.iter().find(|g| *tag.composite == *g.composite);
+            let instance = instances.entry(tag.instance).or_insert_with(|| (gradient(), Roles::default()));
+            instance.1.insert(tag.role.clone(), node.clone());
         }
     }
     let mut out = BTreeMap::new();
-    for (instance, roles) in roles {
-        let tag = forward.iter().filter_map(|n| n.tag.as_ref()).find(|t| t.instance == instance);
-        let gradient = tag.and_then(|t| GRADIENTS.iter().find(|g| *t.composite == *g.composite));
+    for (gradient, roles) in instances.into_values() {
         if let Some(gradient) = gradient
             && let Some(output) = roles.get(gradient.output)
         {
@@ -180,9 +181,7 @@ impl Back {
         if let [one] = parts[..] {
             return one;
         }
-        let dims = tensor_dims(self.model.graph().shape(value).len());
-        let factors = (0..dims.len()).map(|i| format!("i{i}").into()).collect();
-        let signature = Signature { factors, args: vec![dims.clone(); parts.len()], results: vec![dims] };
+        let signature = Signature::pointwise(self.model.graph().shape(value).len(), parts.len());
         let total = self.push(Op::Add, signature, parts, mark, None);
         self.like(total, value);
         total
@@ -390,8 +389,4 @@ impl Back {
             | Op::Tap(_) => return None,
         })
     }
-}
-
-fn tensor_dims(n: usize) -> Vec<Dim> {
-    (0..n).map(|i| vec![i]).collect()
 }

@@ -16,11 +16,12 @@
 //! wait t1
 //! ```
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::BTreeMap;
 
 use ir::program::{BufferId, Instruction, Program, Region, Stage, Transfer};
 use ir::schedule::Kind;
 use ir::{Axis, DType, Mesh, Move, Reduce};
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::uses::{Made, between_stages, following};
 
@@ -66,7 +67,7 @@ fn chains(all: &[Instruction], kind: Kind, stage: &Stage, mesh: &Mesh) -> Vec<Ch
     let made = Made::of(all);
     let following = following(all, mesh);
     let uses: Vec<_> = all.iter().map(|i| made.uses(i)).collect();
-    let mut used: HashMap<BufferId, Vec<usize>> = HashMap::new();
+    let mut used: FxHashMap<BufferId, Vec<usize>> = FxHashMap::default();
     for (i, (reads, writes)) in uses.iter().enumerate() {
         reads.iter().chain(writes).for_each(|b| used.entry(*b).or_default().push(i));
     }
@@ -81,7 +82,7 @@ fn chains(all: &[Instruction], kind: Kind, stage: &Stage, mesh: &Mesh) -> Vec<Ch
         [t] => Some(t).filter(|t| bucketed(&t.step, kind) || gathers(t)),
         [] | [_, ..] => None,
     };
-    let mut taken: HashSet<usize> = HashSet::new();
+    let mut taken: FxHashSet<usize> = FxHashSet::default();
     let mut found: Vec<Chain> = Vec::new();
     for i in 0..all.len() {
         let Some(first) = one(i).filter(|_| !taken.contains(&i)) else { continue };
@@ -98,7 +99,7 @@ fn chains(all: &[Instruction], kind: Kind, stage: &Stage, mesh: &Mesh) -> Vec<Ch
             behind.into_iter().partition(|k| following.contains(k));
         let direct = then.len();
         // And what follows from that. What leads to another collective does not wait: that one could not join.
-        let mut known: HashSet<usize> = then.iter().copied().collect();
+        let mut known: FxHashSet<usize> = then.iter().copied().collect();
         let mut at = 0;
         while let Some(k) = then.get(at).copied() {
             if all[k].started().is_some() {
@@ -138,7 +139,7 @@ fn chains(all: &[Instruction], kind: Kind, stage: &Stage, mesh: &Mesh) -> Vec<Ch
 fn after(
     at: usize,
     part: &Transfer,
-    used: &HashMap<BufferId, Vec<usize>>,
+    used: &FxHashMap<BufferId, Vec<usize>>,
     all: &[Instruction],
 ) -> Vec<usize> {
     let is_use = |k: &usize| *k > at && !matches!(all[*k], Instruction::Wait { .. });
@@ -182,9 +183,9 @@ fn buckets(chains: Vec<Chain>, limit: usize) -> Vec<Vec<Chain>> {
 /// The instructions with each bucket's calls and waits where its last chain is ready, or its first parameter used, and what
 /// only follows from them behind.
 fn joined(all: Vec<Instruction>, buckets: Vec<Vec<Chain>>) -> Vec<Instruction> {
-    let waits: HashMap<u32, usize> = all.iter().enumerate().filter_map(waited).collect();
-    let mut gone: HashSet<usize> = HashSet::new();
-    let mut new: HashMap<usize, Vec<Instruction>> = HashMap::new();
+    let waits: FxHashMap<u32, usize> = all.iter().enumerate().filter_map(waited).collect();
+    let mut gone: FxHashSet<usize> = FxHashSet::default();
+    let mut new: FxHashMap<usize, Vec<Instruction>> = FxHashMap::default();
     let mut later: BTreeMap<usize, usize> = BTreeMap::new();
     for of in &buckets {
         let (ready, due) = (of.iter().map(|c| c.ready).max(), of.iter().map(|c| c.due).min());

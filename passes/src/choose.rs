@@ -8,15 +8,14 @@
 //! v2 = einsum v0, v1 : m k, k n -> m n @ [dp, tp] | split{m=dp n=tp}
 //! ```
 
-use std::collections::HashMap;
-
 use ir::graph::Constraint;
 use ir::rows::layout;
 use ir::{Mesh, Op, ShardedGraph, Sharding, Value};
+use rustc_hash::FxHashMap;
 
 pub(crate) fn run(sharded: &mut ShardedGraph) {
     let graph = &sharded.graph;
-    let mut asked: HashMap<Value, Sharding> =
+    let mut asked: FxHashMap<Value, Sharding> =
         graph.constraints.iter().map(|c| (c.value, asked(c, &sharded.mesh))).collect();
     let places = &sharded.decisions.places;
     asked.extend(graph.follows.iter().filter_map(|(v, name)| Some((*v, places.get(name)?.clone()))));

@@ -15,11 +15,12 @@
 mod group;
 mod inline;
 
-use std::collections::{HashMap, HashSet};
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
 
 use crate::buffers;
 use ir::kernel::{Body, Kernel};
-use ir::program::{BufferId, Instruction, Program, Region, Stage};
+use ir::program::{BufferId, Buffers, Instruction, Program, Region, Stage};
 
 use group::Group;
 
@@ -69,32 +70,55 @@ enum Place {
     Gone,
 }
 
+/// Where each buffer is made.
+type Made = FxHashMap<BufferId, usize>;
+
+/// Where each buffer is read.
+type Readers = FxHashMap<BufferId, SmallVec<[usize; 4]>>;
+
+/// An instruction by itself: a group, if it launches a map.
+fn single(instruction: Instruction) -> Place {
+    if let Instruction::Launch { kernel, reads, writes } = instruction {
+        let Kernel { reads: from, writes: to, body } = kernel;
+        match body {
+            Body::Map(map) => Place::Group(Group::of(map, (reads, from), (writes, to))),
+            Body::Contract(_) | Body::Scatter(_) | Body::TopK(_) => {
+                let kernel = Kernel { reads: from, writes: to, body };
+                Place::Other(Instruction::Launch { kernel, reads, writes })
+            }
+        }
+    } else {
+        Place::Other(instruction)
+    }
+}
+
 fn fuse(instructions: Vec<Instruction>, outside: &[bool], with: With) -> Vec<Instruction> {
     let mut places: Vec<Place> = Vec::new();
     // Where each buffer is made; buffers that are not made in this segment are there from the start.
-    let mut made: HashMap<BufferId, usize> = HashMap::new();
-    let mut readers: HashMap<BufferId, Vec<usize>> = HashMap::new();
-    let mut started: HashMap<u32, Vec<BufferId>> = HashMap::new();
+    let mut made: Made = Made::default();
+    let mut readers: Readers = Readers::default();
+    let mut started: FxHashMap<u32, Buffers> = FxHashMap::default();
     for instruction in instructions {
         let mut writes = instruction.writes();
         if let Some((token, _)) = instruction.started() {
             started.insert(token, writes.clone());
         }
         if let Instruction::Wait { token } = &instruction {
-            writes.extend(started.get(token).into_iter().flatten());
+            writes.extend(started.get(token).into_iter().flatten().copied());
         }
         let reads = instruction.reads();
-        let at = match Group::of(&instruction) {
-            Some(single) => {
+        let at = match single(instruction) {
+            Place::Group(single) => {
                 let at = join(&mut places, &made, &readers, single, with);
-                let makers: Vec<usize> = reads.iter().filter_map(|b| made.get(b)).copied().collect();
+                let makers: SmallVec<[usize; 4]> =
+                    reads.iter().filter_map(|b| made.get(b)).copied().collect();
                 for from in makers.into_iter().filter(|from| *from < at) {
                     sink(&mut places, &mut made, &mut readers, from, at);
                 }
                 at
             }
-            None => {
-                places.push(Place::Other(instruction));
+            other @ (Place::Other(_) | Place::Gone) => {
+                places.push(other);
                 places.len() - 1
             }
         };
@@ -104,15 +128,16 @@ fn fuse(instructions: Vec<Instruction>, outside: &[bool], with: With) -> Vec<Ins
         reads.into_iter().for_each(|b| readers.entry(b).or_default().push(at));
     }
     // What some other place loads has to be stored; what only its own group uses stays in registers.
-    let needed: HashSet<BufferId> = places
-        .iter()
-        .flat_map(|place| match place {
+    let mut needed = outside.to_vec();
+    for place in &places {
+        let loads = match place {
             Place::Other(instruction) => instruction.reads(),
             Place::Group(group) => group.loads(),
-            Place::Gone => Vec::new(),
-        })
-        .collect();
-    let keep = |b: BufferId| outside[b.index()] || needed.contains(&b);
+            Place::Gone => Buffers::new(),
+        };
+        loads.into_iter().for_each(|b| needed[b.index()] = true);
+    }
+    let keep = |b: BufferId| needed[b.index()];
     places
         .into_iter()
         .filter_map(|place| match place {
@@ -124,26 +149,19 @@ fn fuse(instructions: Vec<Instruction>, outside: &[bool], with: With) -> Vec<Ins
 }
 
 /// Puts a map into the latest group that takes it, or makes one of it. Returns its place.
-fn join(
-    places: &mut Vec<Place>,
-    made: &HashMap<BufferId, usize>,
-    readers: &HashMap<BufferId, Vec<usize>>,
-    single: Group,
-    with: With,
-) -> usize {
-    let ready = single.loads().iter().filter_map(|b| made.get(b)).copied().max().unwrap_or(0);
-    let mut makers: Vec<usize> = single.loads().iter().filter_map(|b| made.get(b)).copied().collect();
-    let mut siblings: Vec<usize> =
-        single.loads().iter().filter_map(|b| readers.get(b)).flatten().copied().collect();
+fn join(places: &mut Vec<Place>, made: &Made, readers: &Readers, single: Group, with: With) -> usize {
+    let loads = single.loads();
+    let mut makers: Vec<usize> = loads.iter().filter_map(|b| made.get(b)).copied().collect();
+    let mut siblings: Vec<usize> = match with {
+        With::Makers => Vec::new(),
+        With::Siblings => loads.iter().filter_map(|b| readers.get(b)).flatten().copied().collect(),
+    };
     for list in [&mut makers, &mut siblings] {
         list.sort_unstable_by(|a, b| b.cmp(a));
         list.dedup();
     }
-    let near = match with {
-        With::Makers => makers,
-        With::Siblings => makers.into_iter().chain(siblings).collect(),
-    };
-    let candidates: Vec<usize> = near.into_iter().filter(|at| *at >= ready).collect();
+    let ready = makers.first().copied().unwrap_or(0);
+    let candidates: Vec<usize> = makers.into_iter().chain(siblings).filter(|at| *at >= ready).collect();
     for join in [Group::with, Group::widened_with] {
         for at in &candidates {
             if let Place::Group(group) = &places[*at]
@@ -161,13 +179,7 @@ fn join(
 
 /// Moves a group down into a later one that reads what it makes, so that this is not stored, if nothing between them reads
 /// it.
-fn sink(
-    places: &mut [Place],
-    made: &mut HashMap<BufferId, usize>,
-    readers: &mut HashMap<BufferId, Vec<usize>>,
-    from: usize,
-    to: usize,
-) {
+fn sink(places: &mut [Place], made: &mut Made, readers: &mut Readers, from: usize, to: usize) {
     let (Place::Group(first), Place::Group(last)) = (&places[from], &places[to]) else { return };
     let (makes, loads) = (first.stores(), first.loads());
     let between = |at: &usize| from < *at && *at < to;

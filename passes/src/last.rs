@@ -18,11 +18,12 @@
 //!                                    call 0O once slot 0
 //! ```
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::BTreeMap;
 
 use ir::program::{BufferId, Duty, Instruction, Program, Region, Segment, Stage};
 use ir::schedule::Kind;
 use ir::{Move, Reduce};
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::uses::Made;
 
@@ -51,12 +52,12 @@ pub(crate) fn run(program: &mut Program) {
 fn sums(stage: &Stage, backward: usize, update: usize) -> BTreeMap<usize, usize> {
     let all = &stage.segments[backward].instructions;
     let collectives = Made::of(all);
-    let mut made: HashMap<BufferId, usize> = HashMap::new();
+    let mut made: FxHashMap<BufferId, usize> = FxHashMap::default();
     for (i, instruction) in all.iter().enumerate() {
         made.extend(collectives.uses(instruction).1.into_iter().map(|b| (b, i)));
     }
-    let mut touched: HashSet<BufferId> = HashSet::new();
-    let mut written: HashSet<BufferId> = HashSet::new();
+    let mut touched: FxHashSet<BufferId> = FxHashSet::default();
+    let mut written: FxHashSet<BufferId> = FxHashSet::default();
     let mut found = BTreeMap::new();
     for (i, instruction) in stage.segments[update].instructions.iter().enumerate() {
         if let [one] = instruction.transfers()
@@ -76,7 +77,7 @@ fn sums(stage: &Stage, backward: usize, update: usize) -> BTreeMap<usize, usize>
 
 fn move_to_last(stage: &mut Stage, backward: usize, update: usize, found: &BTreeMap<usize, usize>) {
     let all = std::mem::take(&mut stage.segments[update].instructions);
-    let tokens: HashSet<u32> = found.keys().filter_map(|i| all[*i].started()).map(|(t, _)| t).collect();
+    let tokens: FxHashSet<u32> = found.keys().filter_map(|i| all[*i].started()).map(|(t, _)| t).collect();
     let mut behind: BTreeMap<usize, Vec<Instruction>> = BTreeMap::new();
     for (i, instruction) in all.into_iter().enumerate() {
         match (&instruction, found.get(&i)) {
@@ -103,7 +104,7 @@ fn move_to_last(stage: &mut Stage, backward: usize, update: usize, found: &BTree
         }
     }
     let mut last = Vec::new();
-    let mut own: HashMap<BufferId, BufferId> = HashMap::new();
+    let mut own: FxHashMap<BufferId, BufferId> = FxHashMap::default();
     for (i, mut instruction) in stage.segments[backward].instructions.clone().into_iter().enumerate() {
         for b in instruction.buffers_mut() {
             // Scratch is of one segment.

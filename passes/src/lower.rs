@@ -16,11 +16,13 @@ mod crossing;
 mod kernels;
 mod sites;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 
 use ir::program::{Buffer, BufferId, Duty, Instruction, Message, Program, Region, Segment, Stage};
 use ir::schedule::Kind;
 use ir::{Name, Node, Op, ShardedGraph, Unary, Value, moves_of};
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
 
 use sites::{Crossing, Site, Sites, sites};
 
@@ -37,11 +39,11 @@ pub fn lower(sharded: &ShardedGraph) -> Program {
         sites,
         rows,
         microbatches,
-        uses: HashMap::new(),
+        uses: FxHashMap::default(),
         crossed: BTreeSet::new(),
         brought: BTreeSet::new(),
-        at: HashMap::new(),
-        pending: HashMap::new(),
+        at: FxHashMap::default(),
+        pending: FxHashMap::default(),
         assigns: Vec::new(),
     };
     lowering.find_uses();
@@ -158,15 +160,15 @@ struct Lowering<'a> {
     rows: Vec<Row>,
     microbatches: usize,
     /// For each value in a stage the kinds of segments in which it is made or used.
-    uses: HashMap<(usize, usize), Vec<Kind>>,
+    uses: FxHashMap<(usize, usize), SmallVec<[Kind; 16]>>,
     /// What a stage sends or receives: it outlives its segment.
     crossed: BTreeSet<(usize, usize)>,
     /// What the update was brought so far.
     brought: BTreeSet<Value>,
     /// Where a value lies in a stage.
-    at: HashMap<(Value, usize), BufferId>,
+    at: FxHashMap<(Value, usize), BufferId>,
     /// What a stage receives and did not use yet: its token, and in which kind of segment it comes.
-    pending: HashMap<(Value, usize), (u32, Kind)>,
+    pending: FxHashMap<(Value, usize), (u32, Kind)>,
     assigns: Vec<(Site, Instruction)>,
 }
 
@@ -238,7 +240,7 @@ impl Lowering<'_> {
 
     fn region(&self, value: Value, stage: usize) -> Region {
         let key = (self.root[value.index()], stage);
-        let kinds = self.uses.get(&key).map_or(&[][..], Vec::as_slice);
+        let kinds = self.uses.get(&key).map_or(&[][..], SmallVec::as_slice);
         if kinds.contains(&Kind::Optimizer) && kinds.iter().any(|k| *k != Kind::Optimizer) {
             Region::Step
         } else if self.crossed.contains(&key) || kinds.iter().any(|k| *k != kinds[0]) {

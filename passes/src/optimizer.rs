@@ -14,6 +14,8 @@
 //! assign(w) v30    assign(w.m) v20    assign(w.v) v25
 //! ```
 
+use std::collections::HashMap;
+
 use ir::dsl::{Model, Tensor};
 use ir::graph::Rewrite;
 use ir::state::{AdamW, Init, Role, State};
@@ -25,8 +27,9 @@ pub(crate) fn run(graph: &mut Graph) {
     let adamw = graph.optimizer.take();
     let scatters = std::mem::take(&mut graph.scatters);
     let layers = layers(graph);
+    let makers = graph.makers();
     let gradients: Vec<(Name, Vec<Value>)> =
-        gradients.into_iter().map(|(name, v)| (name, by_stage(graph, v))).collect();
+        gradients.into_iter().map(|(name, v)| (name, by_stage(graph, &makers, v))).collect();
     let mut m = Model::resume(std::mem::take(graph), Part::Update);
     let sum = m.accumulate(&Tensor { value: loss.sum, dims: Vec::new() });
     let count = m.accumulate(&Tensor { value: loss.count, dims: Vec::new() });
@@ -42,7 +45,9 @@ pub(crate) fn run(graph: &mut Graph) {
     *graph = m.finish().unwrap_or_else(|e| panic!("the optimizer's graph is wrong: {}", e[0]));
     if scatters {
         let parts = gradients.iter().flat_map(|(name, parts)| parts.iter().map(move |v| (name, *v)));
-        let follow = |(name, v): (&Name, Value)| Some((v, graph.state(&moment(name, FIRST))?.name.clone()));
+        let states = graph.states_by_name();
+        let first = |name: &Name| Some(states.get(&*moment(name, FIRST))?.name.clone());
+        let follow = |(name, v): (&Name, Value)| Some((v, first(name)?));
         graph.follows = parts.filter_map(follow).collect();
     }
     sum_at_once(graph);
@@ -57,8 +62,8 @@ fn moment(parameter: &Name, suffix: &str) -> Name {
 }
 
 /// What the stages of a pipeline contribute to a gradient, in their order: the gradient itself, if one stage has it all.
-fn by_stage(graph: &Graph, gradient: Value) -> Vec<Value> {
-    let maker = |v: Value| graph.nodes.iter().rev().find(|n| n.results.contains(&v));
+fn by_stage(graph: &Graph, makers: &[usize], gradient: Value) -> Vec<Value> {
+    let maker = |v: Value| graph.nodes.get(makers[v.index()]);
     let stage = |v: &Value| maker(*v).map_or(0, |n| graph.stage(n.mark));
     match maker(gradient) {
         Some(sum)
@@ -89,12 +94,12 @@ fn sum_at_once(graph: &mut Graph) {
     }
     let dump = graph.dump;
     let mut new = Rewrite::of(graph);
-    for (node, sums) in graph.nodes.iter().zip(&sums) {
+    for (node, sums) in std::mem::take(&mut graph.nodes).into_iter().zip(sums) {
         if node.op != Op::Accumulate {
-            new.copy(graph, node);
+            new.put(&graph.values, node);
         }
         for sum in sums {
-            new.copy(graph, sum);
+            new.put(&graph.values, sum);
         }
     }
     *graph = Graph { dump, ..new.finish(graph) };
@@ -115,10 +120,11 @@ struct Shared {
 
 fn update(m: &mut Model, a: &AdamW, gradients: &[(Name, Vec<Value>)], inverse: &Tensor, layers: &[u32]) {
     let step = m.step();
+    let states = states(m.graph());
     let grads: Vec<(Name, Tensor)> = gradients
         .iter()
         .map(|(name, parts)| {
-            let dims = state_dims(m, name);
+            let dims = states.get(name).map_or(Vec::new(), |(state, _)| dims(state));
             let sums: Vec<Tensor> = parts
                 .iter()
                 .map(|v| {
@@ -153,7 +159,9 @@ fn update(m: &mut Model, a: &AdamW, gradients: &[(Name, Vec<Value>)], inverse: &
     let shared = shared(m, a, &step, factor);
     for ((name, gradient), (_, parts)) in grads.iter().zip(gradients) {
         m.at_mark(parts.first().map_or(0, |v| layers[v.index()]));
-        adamw(m, a, name, gradient, &shared);
+        if let Some((state, Some(parameter))) = states.get(name) {
+            adamw(m, a, (state, *parameter), gradient, &shared);
+        }
     }
     m.at_mark(0);
     let one = m.constant(1.0, DType::I32);
@@ -161,8 +169,20 @@ fn update(m: &mut Model, a: &AdamW, gradients: &[(Name, Vec<Value>)], inverse: &
     m.assign("step", &next);
 }
 
-fn state_dims(m: &Model, name: &str) -> Vec<Name> {
-    m.graph().state(name).map_or(Vec::new(), |s| s.dims.iter().map(|(n, _)| n.clone()).collect())
+/// The states by name, and the value of each that is used.
+fn states(graph: &Graph) -> HashMap<Name, (State, Option<Value>)> {
+    let mut values: HashMap<&Name, Value> = HashMap::new();
+    for node in &graph.nodes {
+        if let Op::State(name) = &node.op {
+            values.entry(name).or_insert(node.results[0]);
+        }
+    }
+    let state = |s: &State| (s.name.clone(), (s.clone(), values.get(&s.name).copied()));
+    graph.states.iter().map(state).collect()
+}
+
+fn dims(state: &State) -> Vec<Name> {
+    state.dims.iter().map(|(name, _)| name.clone()).collect()
 }
 
 /// The rate, and the bias corrections (Kingma and Ba, "Adam", section 3): 1 - beta^t is -expm1(t log beta), exact for
@@ -205,11 +225,9 @@ fn rate(m: &mut Model, a: &AdamW, step: &Tensor, t: &Tensor) -> Tensor {
     m.select(&after, &falling, &rising)
 }
 
-fn adamw(m: &mut Model, a: &AdamW, name: &Name, gradient: &Tensor, shared: &Shared) {
-    let Some(state) = m.graph().state(name).cloned() else { return };
-    let parameter = m.graph().nodes.iter().find(|n| n.op == Op::State(name.clone())).map(|n| n.results[0]);
-    let Some(parameter) = parameter else { return };
-    let p = Tensor { value: parameter, dims: state_dims(m, name) };
+fn adamw(m: &mut Model, a: &AdamW, (state, parameter): (&State, Value), gradient: &Tensor, shared: &Shared) {
+    let name = &state.name;
+    let p = Tensor { value: parameter, dims: dims(state) };
     let mut kept = |suffix: &str| {
         let role = Role::Moment(name.clone());
         let name = moment(name, suffix);

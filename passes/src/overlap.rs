@@ -15,10 +15,9 @@
 //! launch b4 -> b5                  launch b4 -> b5
 //! ```
 
-use std::collections::HashSet;
-
 use ir::Mesh;
-use ir::program::{BufferId, Instruction, Program, Region, Stage, Transfer};
+use ir::program::{BufferId, Buffers, Instruction, Program, Region, Stage, Transfer};
+use rustc_hash::FxHashSet;
 
 use crate::sky::Sky;
 use crate::uses::{Made, between_stages, following};
@@ -40,9 +39,9 @@ fn started_early(all: Vec<Instruction>, stage: &Stage, mesh: &Mesh) -> Vec<Instr
     let made = Made::of(&all);
     let mut out: Vec<Instruction> = Vec::with_capacity(all.len());
     // What each of them reads and writes.
-    let mut uses: Vec<(Vec<BufferId>, Vec<BufferId>)> = Vec::with_capacity(all.len());
+    let mut uses: Vec<(Buffers, Buffers)> = Vec::with_capacity(all.len());
     // What was gathered last from a state.
-    let mut gathered: Vec<BufferId> = Vec::new();
+    let mut gathered = Buffers::new();
     for instruction in all {
         let Some((_, parts)) = instruction.started() else {
             uses.push(made.uses(&instruction));
@@ -50,8 +49,11 @@ fn started_early(all: Vec<Instruction>, stage: &Stage, mesh: &Mesh) -> Vec<Instr
             continue;
         };
         let (from, to) = (instruction.reads(), instruction.writes());
-        let ahead =
-            if parts.iter().all(kept) { std::mem::replace(&mut gathered, to.clone()) } else { Vec::new() };
+        let ahead = if parts.iter().all(kept) {
+            std::mem::replace(&mut gathered, to.clone())
+        } else {
+            Buffers::new()
+        };
         let any = |all: &[BufferId], of: &[BufferId]| of.iter().any(|b| all.contains(b));
         let blocks = |at: usize| {
             let (reads, writes) = &uses[at];
@@ -76,7 +78,7 @@ fn started_early(all: Vec<Instruction>, stage: &Stage, mesh: &Mesh) -> Vec<Instr
 
 /// Each wait moved down: to before what uses what its collective makes, or writes what it reads.
 fn waited_late(all: Vec<Instruction>, mesh: &Mesh) -> Vec<Instruction> {
-    let following: HashSet<usize> = following(&all, mesh);
+    let following: FxHashSet<usize> = following(&all, mesh);
     let mut sky = Sky::default();
     for (i, instruction) in all.into_iter().enumerate() {
         if !matches!(instruction, Instruction::Wait { .. }) {

@@ -11,7 +11,7 @@
 use std::collections::HashMap;
 
 use ir::kernel::Body;
-use ir::program::{ALIGN, Buffer, BufferId, Instruction, Program, Region, Stage};
+use ir::program::{ALIGN, Buffer, BufferId, Buffers, Instruction, Program, Region, Stage};
 use ir::{Mesh, Move};
 
 pub(crate) fn run(program: &mut Program) {
@@ -81,7 +81,7 @@ fn lives(stage: &Stage) -> Vec<Life> {
     let mut lives: Vec<Life> = vec![None; stage.buffers.len()];
     let mut at = 0;
     for s in 0..stage.segments.len() {
-        let mut open: HashMap<u32, Vec<BufferId>> = HashMap::new();
+        let mut open: HashMap<u32, Buffers> = HashMap::new();
         for instruction in &stage.segments[s].instructions {
             let mut used = instruction.reads();
             used.extend(instruction.writes());
@@ -89,7 +89,7 @@ fn lives(stage: &Stage) -> Vec<Life> {
                 open.insert(token, used.clone());
             }
             if let Instruction::Wait { token } = instruction {
-                used.extend(open.get(token).into_iter().flatten());
+                used.extend(open.get(token).into_iter().flatten().copied());
             }
             for b in used {
                 let life = lives[b.index()].get_or_insert((at, at, s));

@@ -10,17 +10,16 @@
 //! v3 = exp v2 : f32                   v4 = cast v3 : f32       v5 = exp v4 : f32     v6 = cast v5 : bf16
 //! ```
 
-use std::collections::{HashMap, HashSet};
-
 use ir::graph::{Mark, NewNode, Precision, Rewrite};
 use ir::state::{Role, State};
-use ir::{DType, Dim, Graph, Name, Node, Op, Part, Signature, Value};
+use ir::{DType, Graph, Name, Node, Op, Part, Signature, Value};
+use rustc_hash::{FxHashMap, FxHashSet};
 
 pub(crate) fn run(graph: &mut Graph) {
     let Some(precision) = graph.precision.take() else { return };
     let kept = Kept::of(graph, precision);
     let parameter = |s: &&State| matches!(s.role, Role::Parameter { .. });
-    let parameters: HashSet<Name> = graph.states.iter().filter(parameter).map(|s| s.name.clone()).collect();
+    let parameters: FxHashSet<Name> = graph.states.iter().filter(parameter).map(|s| s.name.clone()).collect();
     let n = graph.values.len();
     let mut states = vec![None; n];
     for node in &graph.nodes {
@@ -37,8 +36,8 @@ pub(crate) fn run(graph: &mut Graph) {
         high: vec![None; n],
         low: vec![None; n],
         made: vec![None; n],
-        widened: HashMap::new(),
-        masters: HashMap::new(),
+        widened: FxHashMap::default(),
+        masters: FxHashMap::default(),
     };
     casting.states();
     for node in &graph.nodes {
@@ -60,7 +59,7 @@ impl Kept {
         let makers = graph.makers();
         let (given, late) = (graph.given(), late(graph));
         let outside = used_outside(graph, &makers);
-        let gradient: HashSet<Value> =
+        let gradient: FxHashSet<Value> =
             graph.nodes.iter().filter(|n| n.op == Op::Accumulate).map(|n| n.args[0]).collect();
         let is_state = |v: Value| matches!(graph.nodes[makers[v.index()]].op, Op::State(_));
         let mut narrow = vec![false; graph.values.len()];
@@ -119,7 +118,7 @@ fn used_outside(graph: &Graph, makers: &[usize]) -> Vec<bool> {
 struct Casting<'a> {
     old: &'a Graph,
     kept: Kept,
-    parameters: HashSet<Name>,
+    parameters: FxHashSet<Name>,
     /// By old value the parameter that it is.
     states: Vec<Option<Name>>,
     new: Rewrite,
@@ -130,9 +129,9 @@ struct Casting<'a> {
     /// By old value what its own node makes now.
     made: Vec<Option<Value>>,
     /// What is read in f32 and kept in bf16, by old value and whether in the forward pass: the backward pass casts anew.
-    widened: HashMap<(Value, Part), Value>,
+    widened: FxHashMap<(Value, Part), Value>,
     /// The value of each parameter's master.
-    masters: HashMap<Name, Value>,
+    masters: FxHashMap<Name, Value>,
 }
 
 fn master(parameter: &Name) -> Name {
@@ -144,7 +143,7 @@ impl Casting<'_> {
     fn states(&mut self) {
         let mut masters = Vec::new();
         let assigned = |n: &Node| if let Op::Assign(name) = &n.op { Some(name.clone()) } else { None };
-        let assigned: HashSet<Name> = self.old.nodes.iter().filter_map(assigned).collect();
+        let assigned: FxHashSet<Name> = self.old.nodes.iter().filter_map(assigned).collect();
         for state in &mut self.new.graph.states {
             if !self.parameters.contains(&state.name) {
                 continue;
@@ -253,10 +252,8 @@ impl Casting<'_> {
             return *value;
         }
         let rank = self.old.shape(old).len();
-        let factors: Vec<Name> = (0..rank).map(|i| format!("i{i}").into()).collect();
-        let results = vec![(0..rank).map(|i| vec![i]).collect()];
-        let known = factors.iter().cloned().zip(self.old.shape(old).iter().copied()).collect();
-        let signature = Signature { factors, args: Vec::new(), results };
+        let signature = Signature::pointwise(rank, 0);
+        let known = signature.factors.iter().cloned().zip(self.old.shape(old).iter().copied()).collect();
         let value = self.push(Op::State(master(name)), signature, Vec::new(), DType::F32, known, mark);
         self.masters.insert(name.clone(), value);
         value
@@ -266,9 +263,7 @@ impl Casting<'_> {
         if self.new.graph.ty(value).dtype == dtype {
             return value;
         }
-        let dims: Vec<Dim> = (0..self.new.graph.shape(value).len()).map(|i| vec![i]).collect();
-        let factors = (0..dims.len()).map(|i| format!("i{i}").into()).collect();
-        let signature = Signature { factors, args: vec![dims.clone()], results: vec![dims] };
+        let signature = Signature::pointwise(self.new.graph.shape(value).len(), 1);
         self.push(Op::Cast, signature, vec![value], dtype, Vec::new(), mark)
     }
 

@@ -14,10 +14,9 @@
 //!                                           v6 = mul v4, v5  | 0 input
 //! ```
 
-use std::collections::HashMap;
-
 use ir::graph::{Recompute, Rewrite};
 use ir::{Graph, Node, Op, Part, Value};
+use rustc_hash::FxHashMap;
 
 pub(crate) fn run(graph: &mut Graph) {
     let drawn = graph.drawn();
@@ -29,7 +28,8 @@ pub(crate) fn run(graph: &mut Graph) {
     };
     again.iter_mut().zip(drawn).for_each(|(again, drawn)| *again |= drawn);
     let makers = graph.makers();
-    let mut making = Making { old: graph, makers, again, new: Rewrite::of(graph), made: HashMap::new() };
+    let mut making =
+        Making { old: graph, makers, again, new: Rewrite::of(graph), made: FxHashMap::default() };
     for node in &graph.nodes {
         making.node(node);
     }
@@ -75,7 +75,7 @@ struct Making<'a> {
     again: Vec<bool>,
     new: Rewrite,
     /// By old value what is computed again.
-    made: HashMap<Value, Value>,
+    made: FxHashMap<Value, Value>,
 }
 
 impl Making<'_> {

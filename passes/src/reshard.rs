@@ -15,14 +15,15 @@
 //! v4 = exp v3
 //! ```
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::BTreeMap;
 
 use ir::graph::{Mark, NewNode, Rewrite};
 use ir::rows::{Strategy, layout};
-use ir::{Dim, Graph, Node, Op, Part, Reshard, ShardedGraph, Sharding, Signature, Value};
+use ir::{Axes, Graph, Node, Op, Part, Reshard, ShardedGraph, Sharding, Signature, Value};
+use rustc_hash::{FxHashMap, FxHashSet};
 
 pub(crate) fn run(sharded: &mut ShardedGraph) {
-    let old = std::mem::take(&mut sharded.graph);
+    let mut old = std::mem::take(&mut sharded.graph);
     let strategies = std::mem::take(&mut sharded.decisions.strategies);
     let copies = std::mem::take(&mut sharded.decisions.copies);
     let old_shardings = std::mem::take(&mut sharded.shardings);
@@ -35,7 +36,7 @@ pub(crate) fn run(sharded: &mut ShardedGraph) {
             false => layout(&old, node, strategy, &sharded.mesh).map_or(Vec::new(), |l| l.args),
         })
         .collect();
-    let first = first_parts(&old, &needs, &copies);
+    let first = first_parts(&old, &old_shardings, &needs, &copies);
     let dropped = |n: &Node| matches!(&n.op, Op::State(name) if sharded.decisions.again.contains(name));
     let again = old.nodes.iter().filter(|n| dropped(n)).flat_map(|n| n.results.iter().copied()).collect();
     let once = sharded.decisions.schedule.microbatches() == 1;
@@ -46,12 +47,12 @@ pub(crate) fn run(sharded: &mut ShardedGraph) {
         shardings: Vec::new(),
         kept: Vec::new(),
         copies,
-        made: HashMap::new(),
+        made: FxHashMap::default(),
         again,
         sums,
         first,
     };
-    for ((node, strategy), needs) in old.nodes.iter().zip(strategies).zip(&needs) {
+    for ((node, strategy), needs) in std::mem::take(&mut old.nodes).into_iter().zip(strategies).zip(&needs) {
         let needed = needs.iter().zip(&node.args);
         let args: Vec<Value> = needed.map(|(s, v)| making.copy(*v, s, node.mark)).collect();
         // What the user asked for is such a copy.
@@ -59,9 +60,9 @@ pub(crate) fn run(sharded: &mut ShardedGraph) {
             making.new.now[result.index()] = Some(*copy);
             continue;
         }
-        let at = making.new.copy(&old, node);
-        making.new.graph.nodes[at].args = args;
         making.shardings.extend(node.results.iter().map(|v| old_shardings[v.index()].clone()));
+        let at = making.new.put(&old.values, node);
+        making.new.graph.nodes[at].args = args;
         making.kept.push(strategy);
     }
     sharded.graph = making.new.finish(&old);
@@ -79,12 +80,12 @@ struct Making {
     /// From what each copy is made, by old value.
     copies: BTreeMap<Value, Vec<Reshard>>,
     /// The copies that are made, by old value; of those that are made again by the part of the step.
-    made: HashMap<(Value, Sharding, Option<Part>), Value>,
+    made: FxHashMap<(Value, Sharding, Option<Part>), Value>,
     /// Old values whose copies are made again in each part of a step.
-    again: HashSet<Value>,
+    again: FxHashSet<Value>,
     /// Old values that are sums over one micro-batch, and where they are made.
-    sums: HashMap<Value, Mark>,
-    first: HashMap<(Value, Sharding), Part>,
+    sums: FxHashMap<Value, Mark>,
+    first: FxHashMap<(Value, Sharding), Part>,
 }
 
 impl Making {
@@ -113,7 +114,7 @@ impl Making {
         let mark = self.sums.get(&old).filter(|_| whole).copied().unwrap_or(Mark { part, ..mark });
         let value = push_reshard(&mut self.new, source, mark);
         self.shardings.push(needed.clone());
-        self.kept.push(Strategy { split: vec![Vec::new(); needed.dims.len()], pass: Vec::new() });
+        self.kept.push(Strategy { split: vec![Axes::new(); needed.dims.len()], pass: Vec::new() });
         self.made.insert(key, value);
         value
     }
@@ -128,12 +129,16 @@ fn from(copies: &BTreeMap<Value, Vec<Reshard>>, of: Value, to: &Sharding) -> Opt
 /// those of an earlier one, but run behind them.
 fn first_parts(
     graph: &Graph,
+    given: &[Sharding],
     needs: &[Vec<Sharding>],
     copies: &BTreeMap<Value, Vec<Reshard>>,
-) -> HashMap<(Value, Sharding), Part> {
-    let mut first = HashMap::new();
+) -> FxHashMap<(Value, Sharding), Part> {
+    let mut first = FxHashMap::default();
     for (node, needs) in graph.nodes.iter().zip(needs) {
         for (v, needed) in node.args.iter().zip(needs) {
+            if *needed == given[v.index()] && !copies.contains_key(v) {
+                continue;
+            }
             // A copy is needed where what is made from it is.
             let mut at = Some(needed.clone());
             while let Some(sharding) = at {
@@ -148,9 +153,7 @@ fn first_parts(
 
 /// The same value; how it is to lie is for the caller to note.
 pub(crate) fn push_reshard(new: &mut Rewrite, source: Value, mark: Mark) -> Value {
-    let dims: Vec<Dim> = (0..new.graph.shape(source).len()).map(|i| vec![i]).collect();
-    let factors = (0..dims.len()).map(|i| format!("i{i}").into()).collect();
-    let signature = Signature { factors, args: vec![dims.clone()], results: vec![dims] };
+    let signature = Signature::pointwise(new.graph.shape(source).len(), 1);
     let dtype = new.graph.ty(source).dtype;
     let (op, args) = (Op::Reshard, vec![source]);
     let node =

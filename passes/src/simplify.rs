@@ -8,14 +8,16 @@
 //! v5 = exp v1              v6 = exp v1              ->  v5 twice
 //! ```
 
-use std::collections::{HashMap, HashSet};
+use std::borrow::Cow;
+use std::collections::HashSet;
 
 use ir::graph::Rewrite;
-use ir::{Graph, Node, Op, Part, Value};
+use ir::{DType, Dim, Graph, Node, Op, Part, Value};
+use rustc_hash::FxHashMap;
 
 pub(crate) fn run(graph: &mut Graph) {
     let merged = merge(graph);
-    *graph = drop_unused(&merged);
+    *graph = drop_unused(merged);
 }
 
 /// The values of which something is asked.
@@ -25,11 +27,11 @@ pub(crate) fn asked_of(graph: &Graph) -> impl Iterator<Item = Value> {
 
 fn merge(graph: &Graph) -> Graph {
     let mut new = Rewrite::of(graph);
-    let mut seen: HashMap<String, Value> = HashMap::new();
-    let mut makers: Makers = HashMap::new();
+    let mut seen: FxHashMap<Key, Value> = FxHashMap::default();
+    let mut makers: Makers = FxHashMap::default();
     let asked: HashSet<Value> = asked_of(graph).collect();
-    for node in &graph.nodes {
-        let mut node = node.clone();
+    for old in &graph.nodes {
+        let mut node = Cow::Borrowed(old);
         fold_scale(&mut node, &new, &makers);
         // What the user asked of a value is asked of no other, however equal.
         let asked = node.results.iter().any(|v| asked.contains(v));
@@ -37,14 +39,15 @@ fn merge(graph: &Graph) -> Graph {
             new.now[node.results[0].index()] = Some(same);
             continue;
         }
-        let key = key(&node, &new, graph).filter(|_| !asked);
+        let key = key(&node, old, &new, graph).filter(|_| !asked);
         if let Some(same) = key.as_ref().and_then(|k| seen.get(k)) {
             new.now[node.results[0].index()] = Some(*same);
             continue;
         }
-        let at = new.copy(graph, &node);
+        let first = node.args.first().copied();
+        let at = new.put(&graph.values, node.into_owned());
         for v in &new.graph.nodes[at].results {
-            makers.insert(*v, (at, node.args.first().copied()));
+            makers.insert(*v, (at, first));
         }
         if let (Some(key), Some(v)) = (key, new.graph.nodes[at].results.first()) {
             seen.insert(key, *v);
@@ -54,21 +57,26 @@ fn merge(graph: &Graph) -> Graph {
 }
 
 /// For each new value its node, and the first operand of that node by its old number.
-type Makers = HashMap<Value, (usize, Option<Value>)>;
+type Makers = FxHashMap<Value, (usize, Option<Value>)>;
 
 /// An einsum takes over the scale of an operand that is only a scaled copy.
-fn fold_scale(node: &mut Node, new: &Rewrite, makers: &Makers) {
-    let Op::Einsum { scale } = &mut node.op else { return };
-    for arg in &mut node.args {
-        let Some(&(at, Some(source))) = makers.get(&new.at(*arg)) else { continue };
+fn fold_scale(node: &mut Cow<Node>, new: &Rewrite, makers: &Makers) {
+    if !matches!(node.op, Op::Einsum { .. }) {
+        return;
+    }
+    for k in 0..node.args.len() {
+        let Some(&(at, Some(source))) = makers.get(&new.at(node.args[k])) else { continue };
         let maker = &new.graph.nodes[at];
         let alone = maker.args.len() == 1 && maker.signature.args.first() == maker.signature.results.first();
         if let Op::Einsum { scale: inner } = maker.op
             && alone
             && maker.mark.part == node.mark.part
         {
-            *scale *= inner;
-            *arg = source;
+            let node = node.to_mut();
+            node.args[k] = source;
+            if let Op::Einsum { scale } = &mut node.op {
+                *scale *= inner;
+            }
         }
     }
 }
@@ -80,8 +88,19 @@ fn copied(node: &Node, new: &Rewrite) -> Option<Value> {
     alone.then(|| new.at(node.args[0]))
 }
 
-/// Equal keys compute equal values. Only within a part: what the backward computes again is not kept.
-fn key(node: &Node, new: &Rewrite, old: &Graph) -> Option<String> {
+/// What a node computes: equal keys, equal values. Only within a part: what the backward computes again is not kept.
+#[derive(PartialEq, Eq, Hash)]
+struct Key<'a> {
+    op: String,
+    args: Vec<Value>,
+    dims: (&'a [Vec<Dim>], &'a [Vec<Dim>]),
+    sizes: &'a [usize],
+    dtype: DType,
+    part: &'static str,
+}
+
+/// The key of a node whose scale may be folded; `old` is as it was before.
+fn key<'a>(node: &Node, old: &'a Node, new: &Rewrite, graph: &Graph) -> Option<Key<'a>> {
     if node.op.has_effect() || node.results.len() != 1 {
         return None;
     }
@@ -91,12 +110,12 @@ fn key(node: &Node, new: &Rewrite, old: &Graph) -> Option<String> {
         Part::Input | Part::Weight => "backward",
         Part::Update => "update",
     };
-    let s = &node.signature;
-    let dtype = old.ty(node.results[0]).dtype;
-    Some(format!("{} {args:?} {:?} {:?} {:?} {dtype} {part}", node.op, s.args, s.results, node.sizes))
+    let s = &old.signature;
+    let dtype = graph.ty(node.results[0]).dtype;
+    Some(Key { op: node.op.to_string(), args, dims: (&s.args, &s.results), sizes: &old.sizes, dtype, part })
 }
 
-fn drop_unused(graph: &Graph) -> Graph {
+fn drop_unused(mut graph: Graph) -> Graph {
     let mut needed = vec![false; graph.values.len()];
     graph.loss.iter().for_each(|l| {
         needed[l.sum.index()] = true;
@@ -110,9 +129,9 @@ fn drop_unused(graph: &Graph) -> Graph {
             node.args.iter().for_each(|v| needed[v.index()] = true);
         }
     }
-    let mut new = Rewrite::of(graph);
-    for (node, _) in graph.nodes.iter().zip(&keep).filter(|(_, k)| **k) {
-        new.copy(graph, node);
+    let mut new = Rewrite::of(&graph);
+    for (node, _) in std::mem::take(&mut graph.nodes).into_iter().zip(&keep).filter(|(_, k)| **k) {
+        new.put(&graph.values, node);
     }
-    new.finish(graph)
+    new.finish(&graph)
 }

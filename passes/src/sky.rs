@@ -1,10 +1,11 @@
 //! Instructions one after the other, with the collectives that are in flight and what waits for them: each is waited for when
 //! something needs it, and what only follows from it comes then.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 
 use ir::Move;
 use ir::program::{BufferId, Instruction};
+use rustc_hash::FxHashMap;
 
 /// So many collectives that copy are in flight at once.
 const DEPTH: usize = 2;
@@ -25,15 +26,15 @@ pub(crate) struct Sky {
     flying: BTreeMap<usize, Instruction>,
     started: usize,
     /// Of those in flight: what each makes, what they read, which of them copy, and from which another goes on.
-    makes: HashMap<BufferId, usize>,
-    takes: HashMap<BufferId, Vec<usize>>,
+    makes: FxHashMap<BufferId, usize>,
+    takes: FxHashMap<BufferId, Vec<usize>>,
     copying: BTreeSet<usize>,
     goes_on: BTreeSet<usize>,
     later: Vec<Later>,
     /// What is put off, by the start that it waits for, by what it reads, and by what it writes.
-    waiting: HashMap<usize, Vec<usize>>,
-    read: HashMap<BufferId, BTreeSet<usize>>,
-    written: HashMap<BufferId, BTreeSet<usize>>,
+    waiting: FxHashMap<usize, Vec<usize>>,
+    read: FxHashMap<BufferId, BTreeSet<usize>>,
+    written: FxHashMap<BufferId, BTreeSet<usize>>,
     /// What waits for nothing more.
     ready: BTreeSet<usize>,
 }

@@ -1,12 +1,11 @@
 //! Who uses which buffer in a segment.
 
-use std::collections::{HashMap, HashSet};
-
-use ir::program::{BufferId, Instruction};
+use ir::program::{BufferId, Buffers, Instruction};
 use ir::{Mesh, Reduce};
+use rustc_hash::{FxHashMap, FxHashSet};
 
 /// What the collectives of a segment make, by token.
-pub(crate) struct Made(HashMap<u32, Vec<BufferId>>);
+pub(crate) struct Made(FxHashMap<u32, Buffers>);
 
 impl Made {
     /// Of a segment.
@@ -15,10 +14,10 @@ impl Made {
     }
 
     /// What an instruction reads, and what it writes; a wait writes what its collective makes.
-    pub(crate) fn uses(&self, instruction: &Instruction) -> (Vec<BufferId>, Vec<BufferId>) {
+    pub(crate) fn uses(&self, instruction: &Instruction) -> (Buffers, Buffers) {
         let mut writes = instruction.writes();
         if let Instruction::Wait { token } = instruction {
-            writes.extend(self.0.get(token).into_iter().flatten());
+            writes.extend(self.0.get(token).into_iter().flatten().copied());
         }
         (instruction.reads(), writes)
     }
@@ -32,10 +31,10 @@ pub(crate) fn between_stages(instruction: &Instruction, mesh: &Mesh) -> bool {
 /// What only follows from reductions, and may as well come later in its segment whatever the rest of it does: a gradient's
 /// next collective, its slice, its addition to a sum over micro-batches. All that touches what these write, or writes what
 /// they read, follows too. What stages of a pipeline do together keeps its order, which is the same in all of them.
-pub(crate) fn following(all: &[Instruction], mesh: &Mesh) -> HashSet<usize> {
+pub(crate) fn following(all: &[Instruction], mesh: &Mesh) -> FxHashSet<usize> {
     let free = free(all, mesh);
-    let mut found = HashSet::new();
-    let (mut reached, mut read): (HashSet<BufferId>, HashSet<BufferId>) = Default::default();
+    let mut found = FxHashSet::default();
+    let (mut reached, mut read): (FxHashSet<BufferId>, FxHashSet<BufferId>) = Default::default();
     for (i, instruction) in all.iter().enumerate().filter(|(i, _)| free.contains(i)) {
         let (reads, writes) = (instruction.reads(), instruction.writes());
         let follows = reads.iter().chain(&writes).any(|b| reached.contains(b))
@@ -54,11 +53,11 @@ pub(crate) fn following(all: &[Instruction], mesh: &Mesh) -> HashSet<usize> {
 
 /// The launches, local moves and starts after which nothing that does not move touches what they write, or writes what they
 /// read.
-fn free(all: &[Instruction], mesh: &Mesh) -> HashSet<usize> {
+fn free(all: &[Instruction], mesh: &Mesh) -> FxHashSet<usize> {
     let made = Made::of(all);
     // Of what stands behind and does not move.
-    let (mut touched, mut written): (HashSet<BufferId>, HashSet<BufferId>) = Default::default();
-    let mut found = HashSet::new();
+    let (mut touched, mut written): (FxHashSet<BufferId>, FxHashSet<BufferId>) = Default::default();
+    let mut found = FxHashSet::default();
     for (i, instruction) in all.iter().enumerate().rev() {
         let (reads, writes) = (instruction.reads(), instruction.writes());
         let free = !writes.iter().any(|b| touched.contains(b))

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use ir::state::Role;
-use ir::{Axis, Graph, Mesh, Name, Sharding, piece};
+use ir::{Axes, Axis, Graph, Mesh, Name, Sharding, piece};
 
 /// The axes that meshc knows, outermost by habit first, and what they split.
 pub const AXES: &[(&str, &str)] = &[
@@ -101,7 +101,7 @@ fn split_matrix(dims: &[(Name, usize)], place: &mut Sharding, mesh: &Mesh) {
     }
     let large = (0..dims.len()).filter(|d| dims[*d].1 >= mesh.pieces(&tp)).rev();
     if let Some(d) = large.max_by_key(|d| dims[*d].1) {
-        place.dims[d].splice(0..0, tp);
+        place.dims[d].insert_many(0, tp);
     }
 }
 
@@ -133,9 +133,8 @@ pub fn pieces(graph: &Graph, mesh: &Mesh, places: &BTreeMap<Name, Sharding>) -> 
 fn place(dims: &[(Name, usize)], mesh: &Mesh, axes: &dyn Fn(&str) -> Vec<Axis>) -> Sharding {
     let mut used: Vec<Axis> = Vec::new();
     let mut split = |(name, _): &(Name, usize)| {
-        let free: Vec<Axis> =
-            axes(name).into_iter().filter(|a| mesh.size(*a) > 1 && !used.contains(a)).collect();
-        used.extend(&free);
+        let free: Axes = axes(name).into_iter().filter(|a| mesh.size(*a) > 1 && !used.contains(a)).collect();
+        used.extend_from_slice(&free);
         free
     };
     Sharding { dims: dims.iter().map(&mut split).collect(), partial: Vec::new() }

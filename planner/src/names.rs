@@ -33,7 +33,7 @@ pub fn name(graph: &Graph, makers: &[usize], value: Value) -> String {
         None => node.op.to_string(),
     };
     if node.mark.part == Part::Update && node.signature.results.first().is_some_and(Vec::is_empty) {
-        return scalar(graph, value).unwrap_or(what);
+        return scalar(graph, makers, value).unwrap_or(what);
     }
     // A sum of a parameter's gradient and a scalar keeps that gradient's name.
     if node.mark.part == Part::Update
@@ -51,10 +51,11 @@ pub fn name(graph: &Graph, makers: &[usize], value: Value) -> String {
 }
 
 /// The tap that a scalar of the update leads to.
-fn scalar(graph: &Graph, value: Value) -> Option<String> {
+fn scalar(graph: &Graph, makers: &[usize], value: Value) -> Option<String> {
     let mut reached = vec![false; graph.values.len()];
     reached[value.index()] = true;
-    for node in graph.nodes.iter().filter(|n| n.args.iter().any(|v| reached[v.index()])).collect::<Vec<_>>() {
+    let behind = &graph.nodes[makers[value.index()]..];
+    for node in behind.iter().filter(|n| n.args.iter().any(|v| reached[v.index()])).collect::<Vec<_>>() {
         if let Op::Tap(name) = &node.op
             && reached[node.args[0].index()]
         {

@@ -64,7 +64,7 @@ fn over(dims: &[(Name, usize)], place: &Sharding, dp: &[Axis], mesh: &Mesh) -> O
     let first = large.clone().filter(even).min_by_key(|d| (!place.dims[*d].is_empty(), *d));
     let d = first.or_else(|| large.rev().max_by_key(|d| local(*d)))?;
     let mut split = place.clone();
-    split.dims[d].extend(dp);
+    split.dims[d].extend_from_slice(dp);
     Some(split)
 }
 

@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use ir::kernel::{Access, Body, Contract, Kernel, Loop, Map, Scatter, Step, TopK};
-use ir::{Binary, DType, Mesh, Reduce, Unary};
+use ir::{Axes, Binary, DType, Mesh, Reduce, Unary};
 use meshc_runtime::cpu::compile;
+use smallvec::smallvec;
 
 #[derive(Clone)]
 #[repr(C, align(64))]
@@ -16,13 +17,13 @@ struct Line([f32; 16]);
 fn loops(text: &str) -> Vec<Loop> {
     let one = |word: &str| {
         let (name, size) = word.split_once('=').expect("name=size");
-        Loop { name: name.into(), size: size.parse().expect("a size"), axes: Vec::new() }
+        Loop { name: name.into(), size: size.parse().expect("a size"), axes: Axes::new() }
     };
     text.split_whitespace().map(one).collect()
 }
 
 fn access(loops: &[Loop], text: &str) -> Access {
-    let find = |word: &str| vec![loops.iter().position(|l| &*l.name == word).expect("a loop")];
+    let find = |word: &str| smallvec![loops.iter().position(|l| &*l.name == word).expect("a loop")];
     text.split_whitespace().map(find).collect()
 }
 
@@ -129,11 +130,11 @@ impl Steps {
     }
 
     fn add(&mut self, all: &[usize]) -> usize {
-        self.push(Step::Add(all.to_vec()))
+        self.push(Step::Add(all.into()))
     }
 
     fn mul(&mut self, scale: f64, all: &[usize]) -> usize {
-        self.push(Step::Mul(scale, all.to_vec()))
+        self.push(Step::Mul(scale, all.into()))
     }
 
     fn one(&mut self, f: Unary, r: usize) -> usize {

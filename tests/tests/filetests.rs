@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::sync::Arc;
 
 use ir::program::Program;
 use ir::verify::{Fault, VerifyError, verify, verify_sharded};
@@ -208,7 +209,7 @@ const UNWRITABLE: &[(Change, &str)] = &[
     (|g| g.nodes[2].sizes.push(9), "v2: has factors of sizes [2, 3, 4, 9], but its operands give [2, 3, 4]"),
     (
         |g| {
-            g.nodes[2].signature.factors.push(Name::from("q"));
+            Arc::make_mut(&mut g.nodes[2].signature).factors.push(Name::from("q"));
             g.nodes[2].sizes.push(9);
         },
         "v2: factor q is in no operand and no result",

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use ir::kernel::{Body, Step};
 use ir::program::{Instruction, Program};
+use ir::signature::plain;
 use ir::verify_program::{ProgramFault, verify_program};
 use ir::{Reduce, parse_program};
 
@@ -139,11 +140,11 @@ const UNWRITABLE: &[(Change, &str)] = &[
         "stage 0, segment 0F, instruction 1: step 1 names loop 7, which is not defined before it",
     ),
     (
-        |p| step(p, 1, Step::Load { read: 0, access: vec![vec![7]] }),
+        |p| step(p, 1, Step::Load { read: 0, access: vec![[7].into_iter().collect()] }),
         "stage 0, segment 0F, instruction 1: step 0 names loop 7, which is not defined before it",
     ),
     (
-        |p| step(p, 1, Step::Load { read: 3, access: vec![vec![0]] }),
+        |p| step(p, 1, Step::Load { read: 3, access: plain(1) }),
         "stage 0, segment 0F, instruction 1: the kernel has 1 operands, the launch gives 0",
     ),
     (

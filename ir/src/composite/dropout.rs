@@ -3,6 +3,7 @@
 //! `random` alone, so the backward pass draws them again instead of having them kept.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 
 use crate::dsl::{Model, Tensor};
 use crate::graph::Rewrite;
@@ -83,7 +84,7 @@ fn without(graph: &mut Graph) {
     let before = used(graph);
     for node in graph.nodes.iter_mut().filter(|n| kept(n).is_some()) {
         node.args.truncate(1);
-        node.signature.args.truncate(1);
+        Arc::make_mut(&mut node.signature).args.truncate(1);
     }
     let mut after: HashSet<Value> = HashSet::new();
     let mut keep: Vec<bool> = Vec::new();

@@ -5,6 +5,7 @@
 //! ```
 
 use std::fmt;
+use std::sync::Arc;
 
 use super::scan::{Scan, parse_shape, show_shape};
 use super::{ParseError, code, tables};
@@ -378,6 +379,7 @@ impl Read {
             None => (attributes, ""),
         };
         let Attributes { mark, tag, of, like } = self.attributes(attributes)?;
+        let signature = Arc::new(signature);
         let node = Node { op, signature, sizes, args, results: results_now, mark, tag, of, like };
         if let Some(mesh) = &self.mesh {
             self.decisions.strategies.push(Strategy::parse(split, &node, mesh)?);

@@ -1,8 +1,10 @@
 //! Kernels: a head with loops and element types, and for a map its steps, one a line.
 
+use smallvec::smallvec;
+
 use super::scan::Scan;
 use crate::kernel::{Access, Body, Contract, Kernel, Loop, Map, Register, Scatter, Step, TopK};
-use crate::{Binary, DType, Mesh, Reduce, Unary};
+use crate::{Axes, Binary, DType, Dim, Mesh, Reduce, Unary};
 
 fn show_loop(l: &Loop, mesh: &Mesh) -> String {
     let split = if l.axes.is_empty() { String::new() } else { format!("/{}", mesh.show(&l.axes)) };
@@ -14,7 +16,7 @@ fn show_loops(loops: &[Loop], mesh: &Mesh) -> String {
 }
 
 fn show_access(access: &Access, names: &[&Loop]) -> String {
-    let dim = |d: &Vec<usize>| match d[..] {
+    let dim = |d: &Dim| match d[..] {
         [l] => names[l].name.to_string(),
         _ => format!("({})", d.iter().map(|l| &*names[*l].name).collect::<Vec<_>>().join(" ")),
     };
@@ -78,7 +80,7 @@ fn show_step(i: usize, step: &Step, names: &[&Loop]) -> String {
         Step::Const(c) => format!("const {c:?}"),
         Step::Iota(l) => format!("iota {}", names[*l].name),
         Step::Random { draw, counter, inner } => {
-            let inner = inner.iter().map(|l| vec![*l]).collect();
+            let inner = inner.iter().map(|l| smallvec![*l]).collect();
             format!("random({draw}) {} {}", list(counter), show_access(&inner, names))
         }
         Step::Unary(u, r) => format!("{} r{r}", u.name()),
@@ -185,7 +187,7 @@ fn parse_loops(scan: &mut Scan, close: &str, mesh: &Mesh) -> Result<Vec<Loop>, S
         let name = scan.word()?.into();
         scan.expect("=")?;
         let size = scan.number_before_slash()?;
-        let mut axes = Vec::new();
+        let mut axes = Axes::new();
         if scan.eat("/") {
             for axis in scan.word()?.split('.') {
                 axes.extend(
@@ -213,9 +215,9 @@ fn parse_access(scan: &mut Scan, names: &[&Loop]) -> Result<Access, String> {
     scan.expect("[")?;
     scan.list("]", |scan| {
         if !scan.eat("(") {
-            return Ok(vec![loop_named(scan.word()?, names)?]);
+            return Ok(smallvec![loop_named(scan.word()?, names)?]);
         }
-        let mut dim = Vec::new();
+        let mut dim = Dim::new();
         while !scan.eat(")") {
             dim.push(loop_named(scan.word()?, names)?);
         }
@@ -258,13 +260,14 @@ pub(super) fn parse_step(line: &str, map: &Map) -> Result<Step, String> {
             let [row, position, step] = all[..] else {
                 return Err("random takes three registers: row, position, step".to_string());
             };
-            let inner = parse_access(&mut scan, &names)?.concat();
+            let inner = parse_access(&mut scan, &names)?.into_iter().flatten().collect();
             Step::Random { draw, counter: [row, position, step], inner }
         }
         "add" | "mul" => {
             let all = if scan.done() { Vec::new() } else { registers(&mut scan, reg)? };
             let scale =
                 attribute.map_or(Ok(1.0), |a| a.parse().map_err(|_| format!("`{a}` is no number")))?;
+            let all = all.into();
             if name == "add" { Step::Add(all) } else { Step::Mul(scale, all) }
         }
         "select" => {

@@ -6,7 +6,7 @@
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::{Check, ProgramFault};
-use crate::program::{BufferId, Instruction, Region, Segment, Stage, Transfer};
+use crate::program::{BufferId, Buffers, Instruction, Region, Segment, Stage, Transfer};
 
 /// A set of buffers.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -25,8 +25,10 @@ impl Bits {
     fn clear(&mut self, id: BufferId) {
         self.0[id.index() / 64] &= !(1 << (id.index() % 64));
     }
-    fn add(&mut self, other: &Bits) {
-        self.0.iter_mut().zip(&other.0).for_each(|(a, b)| *a |= b);
+    /// Adds those of the others that are in a set, or are not.
+    fn add_among(&mut self, other: &Bits, set: &Bits, inside: bool) {
+        let of = |m: &u64| if inside { *m } else { !*m };
+        self.0.iter_mut().zip(other.0.iter().zip(&set.0)).for_each(|(a, (b, m))| *a |= b & of(m));
     }
     fn less(&mut self, other: &Bits) {
         self.0.iter_mut().zip(&other.0).for_each(|(a, b)| *a &= !b);
@@ -115,7 +117,7 @@ fn uses(
     stage: &Stage,
     instruction: &Instruction,
     started: &FxHashMap<u32, &[Transfer]>,
-) -> (Vec<BufferId>, Vec<BufferId>) {
+) -> (Buffers, Buffers) {
     let (mut reads, mut writes) = (instruction.reads(), instruction.writes());
     if let Instruction::Wait { token } = instruction {
         for p in started.get(token).copied().unwrap_or_default() {
@@ -128,7 +130,7 @@ fn uses(
 
 fn summary(stage: &Stage, segment: &Segment, overlaps: &Overlaps) -> Summary {
     let n = stage.buffers.len();
-    let mut local: FxHashMap<BufferId, Local> = FxHashMap::default();
+    let mut local: Vec<Local> = vec![Local::Unknown; n];
     let mut s = Summary {
         needs: Vec::new(),
         needed: Bits::of(n),
@@ -150,7 +152,7 @@ fn summary(stage: &Stage, segment: &Segment, overlaps: &Overlaps) -> Summary {
         let (reads, writes) = uses(stage, instruction, &started);
         for id in reads {
             let scratch = stage.buffers[id.index()].region == Region::Scratch;
-            match local.get(&id).copied().unwrap_or(Local::Unknown) {
+            match local[id.index()] {
                 Local::Valid => {}
                 Local::Unknown if scratch => s.faults.push((k, ProgramFault::NotWritten(id))),
                 Local::Unknown => {
@@ -167,7 +169,7 @@ fn summary(stage: &Stage, segment: &Segment, overlaps: &Overlaps) -> Summary {
             if let Some(token) = sending.get(&id) {
                 s.faults.push((k, ProgramFault::InFlight(id, *token)));
             }
-            let before = local.get(&id).copied().unwrap_or(Local::Unknown);
+            let before = local[id.index()];
             let now = match (instruction, before) {
                 (Instruction::Receive { token, .. }, _) => Local::Coming(*token),
                 (Instruction::Received { .. }, Local::Coming(_)) => Local::Valid,
@@ -189,9 +191,9 @@ fn summary(stage: &Stage, segment: &Segment, overlaps: &Overlaps) -> Summary {
                 s.writes.set(id);
             }
             for other in &overlaps.0[id.index()] {
-                local.insert(*other, Local::Killed(id));
+                local[other.index()] = Local::Killed(id);
             }
-            local.insert(id, now);
+            local[id.index()] = now;
         }
         match instruction {
             Instruction::Send { token, from, .. } => {
@@ -215,7 +217,8 @@ fn summary(stage: &Stage, segment: &Segment, overlaps: &Overlaps) -> Summary {
             | Instruction::Tap { .. } => {}
         }
     }
-    for (id, state) in local {
+    for (i, state) in local.into_iter().enumerate() {
+        let id = BufferId(i as u32);
         if matches!(state, Local::Valid | Local::Coming(_))
             && stage.buffers[id.index()].region == Region::Slot
         {
@@ -340,10 +343,7 @@ impl Check<'_> {
                     (&mut held.coming, &does.coming),
                     (&mut held.sending, &does.sending),
                 ] {
-                    let mut own = from.clone();
-                    let keep = |(w, m): (&mut u64, &u64)| *w &= if inside { *m } else { !*m };
-                    own.0.iter_mut().zip(&in_slots.0).for_each(keep);
-                    to.add(&own);
+                    to.add_among(from, &in_slots, inside);
                 }
             }
             for (token, starts, k) in &does.tokens {

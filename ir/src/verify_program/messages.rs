@@ -1,6 +1,6 @@
 //! Every message has one sender and one receiver, in the rows where its stages live, and both mean the same by it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use super::{Check, ProgramError, ProgramFault};
 use crate::program::{Buffer, BufferId, Instruction, Message, Posted, Program, Region};
@@ -56,10 +56,11 @@ pub(super) fn copies(program: &Program, errors: &mut Vec<ProgramError>) {
     let mut kept: Vec<(usize, &str)> = Vec::new();
     for (row, stage) in program.stages.iter().enumerate() {
         let writes = stage.segments.iter().flat_map(|s| &s.instructions).flat_map(Instruction::writes);
-        let written: BTreeSet<BufferId> = writes.collect();
+        let mut written = vec![false; stage.buffers.len()];
+        writes.for_each(|id| written[id.index()] = true);
         for (i, buffer) in stage.buffers.iter().enumerate().filter(|(_, b)| b.region == Region::State) {
             let Some(name) = &buffer.state else { continue };
-            match written.contains(&BufferId(i as u32)) {
+            match written[i] {
                 true => {
                     changed.entry(name).or_insert(row);
                 }

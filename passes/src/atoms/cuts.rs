@@ -60,9 +60,10 @@ pub(super) fn unite(graph: &Graph) -> Option<Atoms> {
 
 /// The dimension along which a state's windows are stacked is never cut.
 fn stacked(graph: &Graph) -> BTreeSet<(Value, usize)> {
+    let states = graph.states_by_name();
     let of = |n: &Node| {
         let Op::State(name) = &n.op else { return None };
-        (graph.state(name)?.views.len() > 1).then_some((n.results[0], 0))
+        (states.get(&**name)?.views.len() > 1).then_some((n.results[0], 0))
     };
     graph.nodes.iter().filter_map(of).collect()
 }

@@ -1,12 +1,21 @@
 //! A group of maps that run as one: how another joins it, and the one map that comes of it.
 
-use std::collections::HashMap;
+use std::ops::Range;
 
 use ir::DType;
 use ir::kernel::{Access, Body, Kernel, Loop, Map, Register, Step};
-use ir::program::{BufferId, Instruction};
+use ir::program::{BufferId, Buffers, Instruction};
 
-use super::map_of;
+/// How two maps agree on what a row is.
+#[derive(Clone, Copy)]
+struct Rows {
+    /// How many of the last loops form it.
+    row: usize,
+    /// Whether a step reduces it.
+    reduced: bool,
+    /// Whether the second map runs once a row.
+    once: bool,
+}
 
 /// A map with the buffers of its operands; a buffer that it makes may be loaded from a register.
 #[derive(Clone)]
@@ -21,13 +30,16 @@ pub(super) struct Group {
 }
 
 impl Group {
-    /// The group of one launch, if it is a map.
-    pub(super) fn of(instruction: &Instruction) -> Option<Group> {
-        let (kernel, map) = map_of(instruction)?;
-        let reads = instruction.reads().into_iter().zip(kernel.reads.iter().copied()).collect();
-        let writes = instruction.writes().into_iter().zip(kernel.writes.iter().copied()).collect();
+    /// The group of one launch.
+    pub(super) fn of(
+        map: Map,
+        (reads, read_types): (Vec<BufferId>, Vec<DType>),
+        (writes, write_types): (Vec<BufferId>, Vec<DType>),
+    ) -> Group {
+        let reads = reads.into_iter().zip(read_types).collect();
+        let writes = writes.into_iter().zip(write_types).collect();
         let rows = map.steps.iter().any(|s| matches!(s, Step::Row(..)));
-        Some(Group { map: map.clone(), reads, writes, rows, once: Vec::new() })
+        Group { map, reads, writes, rows, once: Vec::new() }
     }
 
     pub(super) fn steps(&self) -> usize {
@@ -35,12 +47,12 @@ impl Group {
     }
 
     /// The buffers that it loads from memory or from its own registers.
-    pub(super) fn loads(&self) -> Vec<BufferId> {
+    pub(super) fn loads(&self) -> Buffers {
         self.reads.iter().map(|(b, _)| *b).collect()
     }
 
     /// The buffers that it stores.
-    pub(super) fn stores(&self) -> Vec<BufferId> {
+    pub(super) fn stores(&self) -> Buffers {
         self.writes.iter().map(|(b, _)| *b).collect()
     }
 
@@ -58,7 +70,8 @@ impl Group {
     /// This group with another map behind it; none if they do not fit.
     pub(super) fn with(&self, other: &Group) -> Option<Group> {
         let loops = self.loops_of(other)?;
-        self.clone().joined(other, &loops)
+        let rows = self.rows_with(other, &loops)?;
+        self.clone().joined(other, &loops, rows)
     }
 
     /// This group, run for each row of the other's wider space, with the other behind it.
@@ -97,25 +110,26 @@ impl Group {
         let mut out = Vec::new();
         for (buffer, theirs) in other.accesses() {
             let ours = match self.stored(buffer) {
-                Some((access, _)) => Some(access.clone()),
-                None => self.accesses().into_iter().find(|(b, _)| *b == buffer).map(|(_, a)| a),
+                Some((access, _)) => Some(access),
+                None => self.accesses().find(|(b, _)| *b == buffer).map(|(_, a)| a),
             };
             if let Some(ours) = ours {
                 let single = |a: &Access| a.iter().all(|d| d.len() == 1) && a.len() == ours.len();
-                if self.makes(buffer) && !(single(&theirs) && single(&ours)) {
+                if self.makes(buffer) && !(single(theirs) && single(ours)) {
                     // Never equal, so that the two do not join.
                     out.push((vec![0, 0], vec![0, 1]));
-                } else if single(&theirs) && single(&ours) && (self.makes(buffer) || out.is_empty()) {
-                    out.push((theirs.concat(), ours.concat()));
+                } else if single(theirs) && single(ours) && (self.makes(buffer) || out.is_empty()) {
+                    let flat = |a: &Access| a.iter().flatten().copied().collect();
+                    out.push((flat(theirs), flat(ours)));
                 }
             }
         }
         out
     }
 
-    fn accesses(&self) -> Vec<(BufferId, Access)> {
+    fn accesses(&self) -> impl Iterator<Item = (BufferId, &Access)> {
         let loads = self.map.steps.iter().filter_map(Step::load);
-        loads.map(|(read, access)| (self.reads[read].0, access.clone())).collect()
+        loads.map(|(read, access)| (self.reads[read].0, access))
     }
 
     /// This group run for each row of a wider space: the loops that `other` has more become its row.
@@ -147,30 +161,31 @@ impl Group {
         Some(wide)
     }
 
-    fn joined(mut self, other: &Group, loops: &[usize]) -> Option<Group> {
+    /// What is a row of both together; none if they do not agree on it.
+    fn rows_with(&self, other: &Group, loops: &[usize]) -> Option<Rows> {
         let n = self.map.loops.len();
         let m = other.map.loops.len();
-        let missing: Vec<usize> = (0..n).filter(|k| !loops[..m].contains(k)).collect();
+        let missing = || (0..n).filter(|k| !loops[..m].contains(k));
+        let lacks = missing().next().is_some();
         // Their row in our loops must be ours, where one of the two reduces rows.
-        let theirs: Vec<usize> = loops[m - other.map.row..m].to_vec();
-        let ours: Vec<usize> = (n - self.map.row..n).collect();
-        if !missing.is_empty() {
+        let theirs = &loops[m - other.map.row..m];
+        let ours = n - self.map.row..n;
+        if lacks {
             // It runs once a row: what it lacks is exactly the row.
-            if missing != ours || other.rows || n == missing.len() {
-                return None;
-            }
-            self.rows = true;
-        } else if other.rows {
-            if self.rows && theirs != ours {
-                return None;
-            }
-            let row = theirs.len();
-            if theirs != (n - row..n).collect::<Vec<_>>() {
-                return None;
-            }
-            self.map.row = row;
-            self.rows = true;
+            let once = missing().eq(ours) && !other.rows && n != missing().count();
+            return once.then_some(Rows { row: self.map.row, reduced: true, once });
         }
+        if !other.rows {
+            return Some(Rows { row: self.map.row, reduced: self.rows, once: false });
+        }
+        let row = theirs.len();
+        let is = |range: Range<usize>| theirs.iter().copied().eq(range);
+        let agree = (!self.rows || is(ours)) && is(n - row..n);
+        agree.then_some(Rows { row, reduced: true, once: false })
+    }
+
+    fn joined(mut self, other: &Group, loops: &[usize], rows: Rows) -> Option<Group> {
+        (self.map.row, self.rows) = (rows.row, rows.reduced);
         let mut names: Vec<ir::Name> =
             self.map.loops.iter().chain(&self.map.looked).map(|l| l.name.clone()).collect();
         for l in &other.map.looked {
@@ -178,17 +193,15 @@ impl Group {
             names.push(name.clone());
             self.map.looked.push(Loop { name, ..l.clone() });
         }
-        let once_a_row = !missing.is_empty();
         let mut registers: Vec<Register> = Vec::new();
         let rename = |access: &Access| -> Access {
             access.iter().map(|d| d.iter().map(|l| loops[*l]).collect()).collect()
         };
         for step in &other.map.steps {
-            let step = step.renamed(|r| registers[r]);
             let new = match step {
                 Step::Load { read, access } => {
-                    let (buffer, dtype) = other.reads[read];
-                    let access = rename(&access);
+                    let (buffer, dtype) = other.reads[*read];
+                    let access = rename(access);
                     if self.makes(buffer) {
                         let (stored, of) = self.stored(buffer)?;
                         // What was cast before it was stored is the same when it is loaded.
@@ -202,31 +215,33 @@ impl Group {
                     Step::Load { read: self.read(buffer, dtype), access }
                 }
                 Step::LoadAt { read, access, looked, at } => {
-                    let (buffer, dtype) = other.reads[read];
+                    let (buffer, dtype) = other.reads[*read];
                     if self.makes(buffer) {
                         return None;
                     }
                     Step::LoadAt {
                         read: self.read(buffer, dtype),
-                        access: rename(&access),
-                        looked: loops[looked],
-                        at,
+                        access: rename(access),
+                        looked: loops[*looked],
+                        at: registers[*at],
                     }
                 }
-                Step::Iota(l) => Step::Iota(loops[l]),
-                Step::Random { draw, counter, inner } => {
-                    Step::Random { draw, counter, inner: inner.iter().map(|l| loops[*l]).collect() }
-                }
+                Step::Iota(l) => Step::Iota(loops[*l]),
+                Step::Random { draw, counter, inner } => Step::Random {
+                    draw: draw.clone(),
+                    counter: counter.map(|r| registers[r]),
+                    inner: inner.iter().map(|l| loops[*l]).collect(),
+                },
                 Step::Store { write, access, of } => {
-                    let write = self.write(other.writes[write]);
-                    Step::Store { write, access: rename(&access), of }
+                    let write = self.write(other.writes[*write]);
+                    Step::Store { write, access: rename(access), of: registers[*of] }
                 }
                 Step::Accumulate { write, access, of, reduce } => {
-                    let write = self.write(other.writes[write]);
-                    if once_a_row {
+                    let write = self.write(other.writes[*write]);
+                    if rows.once {
                         self.once.push(self.map.steps.len());
                     }
-                    Step::Accumulate { write, access: rename(&access), of, reduce }
+                    Step::Accumulate { write, access: rename(access), of: registers[*of], reduce: *reduce }
                 }
                 Step::Const(_)
                 | Step::Unary(..)
@@ -235,7 +250,7 @@ impl Group {
                 | Step::Mul(..)
                 | Step::Select(..)
                 | Step::Cast(..)
-                | Step::Row(..) => step,
+                | Step::Row(..) => step.renamed(|r| registers[r]),
             };
             let known = if new.defines() { self.map.steps.iter().position(|s| *s == new) } else { None };
             registers.push(known.unwrap_or_else(|| {
@@ -296,8 +311,9 @@ impl Group {
     /// The launch, without what nobody needs; none if nothing is left.
     pub(super) fn finish(self, keep: &dyn Fn(BufferId) -> bool) -> Option<Instruction> {
         let Group { map, reads, writes, rows, once } = self;
-        let mut live = vec![false; map.steps.len()];
-        for (i, step) in map.steps.iter().enumerate().rev() {
+        let Map { loops, row, looked, steps } = map;
+        let mut live = vec![false; steps.len()];
+        for (i, step) in steps.iter().enumerate().rev() {
             if let Some((write, ..)) = step.write() {
                 live[i] = keep(writes[write].0);
             }
@@ -305,11 +321,11 @@ impl Group {
                 step.uses().into_iter().for_each(|r| live[r] = true);
             }
         }
-        let mut registers: HashMap<Register, Register> = HashMap::new();
-        let empty = Map { steps: Vec::new(), ..map.clone() };
+        let mut registers: Vec<Register> = vec![usize::MAX; steps.len()];
+        let empty = Map { loops, row, looked, steps: Vec::with_capacity(steps.len()) };
         let mut out = Group { map: empty, reads: Vec::new(), writes: Vec::new(), rows, once };
-        for (i, step) in map.steps.iter().enumerate().filter(|(i, _)| live[*i]) {
-            let mut step = step.renamed(|r| registers[&r]);
+        for (i, mut step) in steps.into_iter().enumerate().filter(|(i, _)| live[*i]) {
+            step.rename(|r| registers[r]);
             if let Step::Load { read, .. } | Step::LoadAt { read, .. } = &mut step {
                 let (buffer, dtype) = reads[*read];
                 *read = out.read(buffer, dtype);
@@ -318,7 +334,7 @@ impl Group {
                 *write = out.write(writes[*write]);
             }
             out.map.steps.push(step);
-            registers.insert(i, out.map.steps.len() - 1);
+            registers[i] = out.map.steps.len() - 1;
         }
         if out.writes.is_empty() {
             return None;

@@ -1,21 +1,20 @@
 //! Maps that do next to nothing (a constant, an index, a cast to f32) are computed again by each map that uses them,
 //! instead of being stored.
 
-use std::collections::{HashMap, HashSet};
-
 use ir::DType;
 use ir::kernel::{Body, Map, Step};
 use ir::program::{BufferId, Instruction, Stage};
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::map_of;
 
 /// Inlines such operands in all segments; a map that nothing reads any more is gone.
 pub(super) fn run(stage: &mut Stage) {
-    let mut small: HashMap<BufferId, Map> = HashMap::new();
-    let mut writers: HashMap<BufferId, usize> = HashMap::new();
+    let mut small: FxHashMap<BufferId, Map> = FxHashMap::default();
+    let mut writers: FxHashMap<BufferId, usize> = FxHashMap::default();
     let writes = stage.segments.iter().flat_map(|s| &s.instructions).flat_map(Instruction::writes);
     writes.for_each(|b| *writers.entry(b).or_default() += 1);
-    let mut wide: HashMap<BufferId, (usize, BufferId)> = HashMap::new();
+    let mut wide: FxHashMap<BufferId, (usize, BufferId)> = FxHashMap::default();
     let segments = stage.segments.iter_mut().enumerate();
     for (segment, instruction) in segments.flat_map(|(i, s)| s.instructions.iter_mut().map(move |x| (i, x))) {
         if let Instruction::Launch { kernel, reads, .. } = instruction
@@ -55,7 +54,7 @@ pub(super) fn run(stage: &mut Stage) {
             wide.insert(to, (segment, from));
         }
     }
-    let read: HashSet<BufferId> =
+    let read: FxHashSet<BufferId> =
         stage.segments.iter().flat_map(|s| &s.instructions).flat_map(Instruction::reads).collect();
     for segment in &mut stage.segments {
         let unread = |b: &BufferId| (small.contains_key(b) || wide.contains_key(b)) && !read.contains(b);

@@ -1,8 +1,10 @@
 //! The kernel of a node: a matrix product is a contraction, a sum by index a scatter, a top-k itself, everything else a map.
 
-use ir::kernel::{Access, Body, Contract, Kernel, Loop, Map, Register, Scatter, Step, TopK};
+use smallvec::smallvec;
+
+use ir::kernel::{Access, Body, Contract, Kernel, Loop, Map, Register, Registers, Scatter, Step, TopK};
 use ir::program::Buffer;
-use ir::signature::Dim;
+use ir::signature::{Dim, plain, unnamed};
 use ir::{Binary, DType, Factor, Node, Op, Reduce, ShardedGraph, Signature, Value};
 
 /// The kernel of node `i` and the values that it reads.
@@ -58,16 +60,15 @@ pub(super) fn zero(buffer: &Buffer) -> Kernel {
 /// The kernel that adds two that are like a buffer.
 pub(super) fn add(buffer: &Buffer) -> Kernel {
     let load = |read, access: &Access| Step::Load { read, access: access.clone() };
-    each(buffer, 2, |access| vec![load(0, &access), load(1, &access), Step::Add(vec![0, 1])])
+    each(buffer, 2, |access| vec![load(0, &access), load(1, &access), Step::Add(smallvec![0, 1])])
 }
 
 /// The kernel that stores the last of some steps at each element of what is like a buffer.
 fn each(buffer: &Buffer, reads: usize, steps: impl Fn(Access) -> Vec<Step>) -> Kernel {
-    let dims = buffer.shape.iter().zip(&buffer.sharding.dims).enumerate();
-    let loops: Vec<Loop> = dims
-        .map(|(i, (size, axes))| Loop { name: format!("i{i}").into(), size: *size, axes: axes.clone() })
-        .collect();
-    let access: Access = (0..loops.len()).map(|l| vec![l]).collect();
+    let dims = buffer.shape.iter().zip(&buffer.sharding.dims).zip(unnamed(buffer.shape.len()));
+    let loops: Vec<Loop> =
+        dims.map(|((size, axes), name)| Loop { name, size: *size, axes: axes.clone() }).collect();
+    let access: Access = plain(loops.len());
     let mut steps = steps(access.clone());
     let of = steps.len() - 1;
     steps.push(Step::Store { write: 0, access, of });
@@ -158,7 +159,7 @@ impl<'a> Writer<'a> {
         }
     }
 
-    fn loads(&mut self) -> Vec<Register> {
+    fn loads(&mut self) -> Registers {
         (0..self.node.args.len()).map(|i| self.load(i)).collect()
     }
 

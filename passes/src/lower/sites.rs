@@ -6,16 +6,21 @@
 //! rank must know it. Operands that are not there are brought, or what is made of them, whichever is less; a sum whose
 //! operands no row has all is made of the sums of rows.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use ir::schedule::{Kind, Schedule};
 use ir::state::Role;
 use ir::{Graph, Name, Node, Op, Part, Scope, Value};
-use std::collections::{BTreeMap, BTreeSet};
+use smallvec::{SmallVec, smallvec};
 
 /// A set of rows of the pipeline.
-type Rows = Vec<bool>;
+type Rows = SmallVec<[bool; 16]>;
 
 /// A virtual stage, and the kind of the segment in it. The update of a row is that of its first stage.
 pub(super) type Site = (usize, Kind);
+
+/// The sites of a node: nearly always one.
+pub(super) type Of = SmallVec<[Site; 1]>;
 
 /// How an operand of the update that a row lacks comes there.
 #[derive(Clone, Debug, PartialEq)]
@@ -29,9 +34,9 @@ pub(super) enum Crossing {
 /// Where everything runs.
 pub(super) struct Sites {
     /// By node.
-    pub(super) of: Vec<Vec<Site>>,
+    pub(super) of: Vec<Of>,
     /// By value of a micro-batch the other stages that use it, each with the first kind of segment that does.
-    pub(super) sends: BTreeMap<Value, Vec<Site>>,
+    pub(super) sends: BTreeMap<Value, Of>,
     /// What crosses rows right before a node of the update.
     pub(super) crossings: BTreeMap<usize, Vec<Crossing>>,
     /// By row its first virtual stage.
@@ -111,9 +116,9 @@ pub(super) fn sites(graph: &Graph, schedule: &Schedule) -> Sites {
         free,
         homes: &homes,
         first: &first,
-        of: vec![Vec::new(); graph.nodes.len()],
-        rows: vec![vec![true; rows]; graph.values.len()],
-        held: vec![vec![true; rows]; graph.values.len()],
+        of: vec![Of::new(); graph.nodes.len()],
+        rows: vec![smallvec![true; rows]; graph.values.len()],
+        held: vec![smallvec![true; rows]; graph.values.len()],
         crossings: BTreeMap::new(),
     };
     placing.micro_batch();
@@ -132,7 +137,7 @@ struct Placing<'a> {
     free: Vec<bool>,
     homes: &'a [usize],
     first: &'a [usize],
-    of: Vec<Vec<Site>>,
+    of: Vec<Of>,
     /// By value the rows that have it, by themselves or since it was brought; and the first alone.
     rows: Vec<Rows>,
     held: Vec<Rows>,
@@ -140,7 +145,7 @@ struct Placing<'a> {
 }
 
 /// Adds a site: of several in a stage the first kind stays.
-fn join(sites: &mut Vec<Site>, (stage, kind): Site) {
+fn join(sites: &mut Of, (stage, kind): Site) {
     match sites.iter_mut().find(|(s, _)| *s == stage) {
         Some((_, known)) => *known = (*known).min(kind),
         None => {
@@ -161,7 +166,7 @@ impl Placing<'_> {
             }
             let own = (graph.stage(node.mark), self.kinds[i]);
             if !self.free[i] {
-                self.of[i] = vec![own];
+                self.of[i] = smallvec![own];
             }
             // In its own stage it runs where it was written.
             self.of[i].iter_mut().filter(|(s, _)| *s == own.0).for_each(|site| site.1 = own.1);
@@ -182,7 +187,7 @@ impl Placing<'_> {
     }
 
     fn rows_of(&self, sites: &[Site]) -> Rows {
-        let mut rows = vec![false; self.first.len()];
+        let mut rows = smallvec![false; self.first.len()];
         sites.iter().for_each(|(stage, _)| rows[self.homes[*stage]] = true);
         rows
     }
@@ -199,7 +204,7 @@ impl Placing<'_> {
         }
         for state in &self.graph.states {
             if state.role == Role::Step {
-                rows.insert(state.name.clone(), vec![true; self.first.len()]);
+                rows.insert(state.name.clone(), smallvec![true; self.first.len()]);
             }
             let parameter = state.role.of().and_then(|of| rows.get(of).cloned());
             if let Some(parameter) = parameter {
@@ -213,7 +218,7 @@ impl Placing<'_> {
     /// every rank must know.
     fn wanted(&self, states: &BTreeMap<Name, Rows>) -> Vec<Rows> {
         let graph = self.graph;
-        let mut wanted = vec![vec![false; self.first.len()]; graph.values.len()];
+        let mut wanted = vec![smallvec![false; self.first.len()]; graph.values.len()];
         for node in graph.nodes.iter().rev().filter(|n| n.mark.part == Part::Update) {
             let own = self.wanted_of(node, states, &wanted);
             for v in &node.args {
@@ -225,7 +230,7 @@ impl Placing<'_> {
 
     /// The same of a node; of what is handed out in pieces it is enough where it is.
     fn wanted_of(&self, node: &Node, states: &BTreeMap<Name, Rows>, wanted: &[Rows]) -> Rows {
-        let all = |is| vec![is; self.first.len()];
+        let all = |is| smallvec![is; self.first.len()];
         if let Op::Assign(name) = &node.op {
             return states.get(name).cloned().unwrap_or_else(|| all(false));
         }
@@ -243,7 +248,7 @@ impl Placing<'_> {
     /// The rows that run each node of the update.
     fn update(&mut self) {
         let graph = self.graph;
-        let all = vec![true; self.first.len()];
+        let all = smallvec![true; self.first.len()];
         let states = self.states();
         let wanted = self.wanted(&states);
         for (i, node) in graph.nodes.iter().enumerate() {
@@ -267,7 +272,7 @@ impl Placing<'_> {
         }
     }
 
-    fn sites_of(&self, rows: &Rows) -> Vec<Site> {
+    fn sites_of(&self, rows: &Rows) -> Of {
         (0..rows.len()).filter(|r| rows[*r]).map(|r| (self.first[r], Kind::Optimizer)).collect()
     }
 
@@ -275,14 +280,16 @@ impl Placing<'_> {
     fn place(&mut self, i: usize, wanted: &Rows) -> Rows {
         let node = &self.graph.nodes[i];
         let size = |v: &Value| self.graph.shape(*v).iter().product::<usize>();
-        let rows =
-            node.args.iter().fold(vec![true; wanted.len()], |rows, v| both(&rows, &self.rows[v.index()]));
+        let rows = node
+            .args
+            .iter()
+            .fold(smallvec![true; wanted.len()], |rows, v| both(&rows, &self.rows[v.index()]));
         if within(wanted, &rows) && rows.contains(&true) {
             return rows;
         }
         if node.op == Op::Add && !rows.contains(&true) {
             self.crossings.entry(i).or_default().push(Crossing::Sum);
-            return vec![true; wanted.len()];
+            return smallvec![true; wanted.len()];
         }
         let somewhere = wanted.contains(&true);
         let mut lacking: Vec<Value> = node
@@ -301,7 +308,7 @@ impl Placing<'_> {
         }
         // Where nothing says where, it runs where its largest operand is.
         lacking.sort_by_key(|v| std::cmp::Reverse(size(v)));
-        let mut rows = vec![true; wanted.len()];
+        let mut rows = smallvec![true; wanted.len()];
         for v in node.args.iter().filter(|v| !lacking.contains(v)) {
             rows = both(&rows, &self.rows[v.index()]);
         }
@@ -316,7 +323,7 @@ impl Placing<'_> {
     }
 
     fn bring(&mut self, i: usize, v: Value) {
-        let all = vec![true; self.first.len()];
+        let all = smallvec![true; self.first.len()];
         if self.rows[v.index()] != all {
             self.crossings.entry(i).or_default().push(Crossing::Bring(v));
             // From here on every row has it.
@@ -329,7 +336,7 @@ impl Placing<'_> {
     fn needed(&mut self) {
         let graph = self.graph;
         let rows = self.first.len();
-        let mut used: Vec<Rows> = vec![vec![false; rows]; graph.values.len()];
+        let mut used: Vec<Rows> = vec![smallvec![false; rows]; graph.values.len()];
         for i in (0..graph.nodes.len()).rev() {
             let node = &graph.nodes[i];
             if node.mark.part != Part::Update {
@@ -338,7 +345,7 @@ impl Placing<'_> {
             let mut own = self.rows_of(&self.of[i]);
             if !node.results.is_empty() {
                 let wanted =
-                    node.results.iter().fold(vec![false; rows], |all, v| either(&all, &used[v.index()]));
+                    node.results.iter().fold(smallvec![false; rows], |all, v| either(&all, &used[v.index()]));
                 own = both(&own, &wanted);
             } else if let (Op::Tap(_), [v]) = (&node.op, &node.args[..])
                 && !graph.shape(*v).is_empty()
@@ -389,7 +396,7 @@ impl Placing<'_> {
             let written = (self.graph.stage(node.mark), self.kinds[i]);
             if !update && self.of[i].is_empty() {
                 // Nobody uses it.
-                self.of[i] = vec![written];
+                self.of[i] = smallvec![written];
             }
             if !update {
                 self.of[i].iter_mut().filter(|(s, _)| *s == written.0).for_each(|site| *site = written);
@@ -415,8 +422,8 @@ impl Placing<'_> {
     }
 
     /// What stages use of others.
-    fn sends(&self) -> BTreeMap<Value, Vec<Site>> {
-        let mut sends: BTreeMap<Value, Vec<Site>> = BTreeMap::new();
+    fn sends(&self) -> BTreeMap<Value, Of> {
+        let mut sends: BTreeMap<Value, Of> = BTreeMap::new();
         for (i, node) in self.graph.nodes.iter().enumerate() {
             if node.mark.part == Part::Update {
                 continue;

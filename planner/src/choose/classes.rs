@@ -34,6 +34,8 @@ impl Classes {
                 }
             }
         }
+        // No class lies above what it was united with, so that one pass leaves each at its root.
+        (0..classes.up.len()).for_each(|at| classes.up[at] = classes.up[classes.up[at] as usize]);
         classes
     }
 

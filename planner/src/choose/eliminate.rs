@@ -97,7 +97,9 @@ impl Network {
                 false => at.push(vars, table),
             }
         }
-        (0..self.domains.len()).for_each(|v| at.queue_up(v));
+        // A variable with one value is in no table, and has that value.
+        at.widest = u64::from(!self.domains.is_empty());
+        (0..self.domains.len()).filter(|v| self.domains[*v] > 1).for_each(|v| at.queue_up(v));
         let mut order: Vec<Gone> = Vec::new();
         while let Some(Reverse((work, v, version))) = at.queue.pop() {
             if version != at.version[v] {

@@ -5,6 +5,7 @@
 //!
 //! Of equal prices fewer collectives win, then less computing, which is part of the price, then the first way.
 
+mod alike;
 mod classes;
 pub mod eliminate;
 pub mod groups;
@@ -92,8 +93,10 @@ pub fn best<'a>(sharded: &'a ShardedGraph, cluster: &'a Cluster) -> Best<'a> {
         let mut choice = Choice::of(sharded, cluster, now);
         let solution = choice.solve();
         let picked = choice.picked(&solution.pick);
-        let (strategies, places) = (choice.strategies(&picked), choice.places_at(&picked));
-        settled = Some(Settled { open: open.clone(), strategies, places });
+        if rounds > 1 {
+            let (strategies, places) = (choice.strategies(&picked), choice.places_at(&picked));
+            settled = Some(Settled { open: open.clone(), strategies, places });
+        }
         let exact = exact && solution.exact && choice.whole;
         last = Some((choice, picked, exact));
     }

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use ir::rows::Strategy;
-use ir::{Axis, DType, Name, Op, Part, Reshard, ShardedGraph, Sharding, Value};
+use ir::{Axes, Axis, DType, Name, Op, Part, Reshard, ShardedGraph, Sharding, Value};
 use rustc_hash::FxHashMap;
 
 use super::eliminate::{Network, Solution, Var};
@@ -100,7 +100,7 @@ impl Beyond for Joins {
 
 /// Whether some of these axes leave the dimension that they split.
 pub fn joins(axes: &[Axis], from: &Sharding, to: &Sharding) -> bool {
-    let leaves = |(d, split): (usize, &Vec<Axis>)| {
+    let leaves = |(d, split): (usize, &Axes)| {
         split.iter().filter(|a| axes.contains(a)).any(|a| !to.dims[d].contains(a))
     };
     from.dims.iter().enumerate().any(leaves)
@@ -144,6 +144,7 @@ impl<'a> Choice<'a> {
 
     fn variables(&mut self, groups: Vec<Group>) {
         let graph = &self.sharded.graph;
+        let states = graph.states_by_name();
         let mut of_parameter: FxHashMap<&Name, Var> = FxHashMap::default();
         let mut of_node: Vec<Option<(Var, Ways)>> = vec![None; graph.nodes.len()];
         let reshard = |(v, _): &&(Value, Name)| graph.nodes[self.makers[v.index()]].op == Op::Reshard;
@@ -155,7 +156,7 @@ impl<'a> Choice<'a> {
             let follows = first.results.first().and_then(|v| follows.get(v).copied());
             let state = if let Op::State(name) | Op::Assign(name) = &first.op { Some(name) } else { follows };
             let var = if let Some(name) = state {
-                let role = graph.state(name).map(|s| &s.role);
+                let role = states.get(&**name).map(|s| &s.role);
                 let parameter = role.and_then(|r| r.of()).unwrap_or(name);
                 *of_parameter.entry(parameter).or_insert_with(|| self.network.variable(values))
             } else {

@@ -2,22 +2,32 @@
 //! which one is for the choice.
 
 use ir::state::{Role, State};
-use ir::{Axis, Name, ShardedGraph, Sharding};
+use ir::{Axes, Axis, Name, ShardedGraph, Sharding};
+use rustc_hash::FxHashMap;
 
 /// Where an input or a state was placed; whole on every rank unless something says so.
 pub fn given(sharded: &ShardedGraph, name: &Name) -> Sharding {
     let graph = &sharded.graph;
-    let input = graph.inputs.iter().find(|i| i.name == *name).map(|i| i.dims.len());
-    let dims = input.or(graph.state(name).map(|s| s.dims.len())).unwrap_or(0);
-    sharded.decisions.places.get(name).cloned().unwrap_or_else(|| Sharding::replicated(dims))
+    let whole = || {
+        let input = graph.inputs.iter().find(|i| i.name == *name).map(|i| i.dims.len());
+        let dims = input.or(graph.state(name).map(|s| s.dims.len())).unwrap_or(0);
+        Sharding::replicated(dims)
+    };
+    sharded.decisions.places.get(name).cloned().unwrap_or_else(whole)
 }
 
-/// The places of a state, the one that the conventions give first. A moment is split over `tp` as its parameter is.
-pub fn of(sharded: &ShardedGraph, state: &State) -> Vec<Sharding> {
+/// The places of each state, the one that the conventions give first.
+pub fn all(sharded: &ShardedGraph) -> FxHashMap<Name, Vec<Sharding>> {
+    let states = sharded.graph.states_by_name();
+    sharded.graph.states.iter().map(|s| (s.name.clone(), of(sharded, &states, s))).collect()
+}
+
+/// The places of a state. A moment is split over `tp` as its parameter is.
+fn of(sharded: &ShardedGraph, states: &FxHashMap<&str, &State>, state: &State) -> Vec<Sharding> {
     let mine = given(sharded, &state.name);
     let parameter = match &state.role {
         Role::Parameter { .. } => state,
-        Role::Moment(of) | Role::Master(of) => match sharded.graph.state(of) {
+        Role::Moment(of) | Role::Master(of) => match states.get(&**of) {
             Some(parameter) if parameter.shape() == state.shape() => parameter,
             Some(_) | None => return vec![mine],
         },
@@ -30,7 +40,7 @@ pub fn of(sharded: &ShardedGraph, state: &State) -> Vec<Sharding> {
         return vec![mine];
     }
     // For each dimension the axes of `tp` that split it.
-    let split = |axes: &Vec<Axis>| axes.iter().copied().filter(|a| tensor.contains(a)).collect::<Vec<Axis>>();
+    let split = |axes: &Axes| axes.iter().copied().filter(|a| tensor.contains(a)).collect::<Vec<Axis>>();
     let mut ways: Vec<Vec<Vec<Axis>>> = vec![first.dims.iter().map(split).collect()];
     let dims = &parameter.dims;
     let large: Vec<usize> = (0..dims.len()).filter(|d| dims[*d].1 > 1).collect();
@@ -49,7 +59,7 @@ pub fn of(sharded: &ShardedGraph, state: &State) -> Vec<Sharding> {
         for (axes, split) in place.dims.iter_mut().zip(way) {
             if axes.iter().copied().filter(|a| tensor.contains(a)).collect::<Vec<_>>() != split {
                 axes.retain(|a| !tensor.contains(a));
-                axes.splice(0..0, split);
+                axes.insert_many(0, split);
             }
         }
         place

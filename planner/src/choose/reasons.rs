@@ -131,7 +131,7 @@ impl Why<'_> {
         }
         let others = mesh.all().any(|a| mesh.splits(a) && !is_data(mesh, a));
         if kinds.is_empty() {
-            kinds.push(if others || way.strategy.split.iter().all(Vec::is_empty) {
+            kinds.push(if others || way.strategy.split.iter().all(|axes| axes.is_empty()) {
                 "whole"
             } else {
                 "local"

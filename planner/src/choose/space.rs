@@ -7,14 +7,16 @@
 //! - Any other axis splits anything.
 //! - The parts of a refined axis go together, unless something is placed on the first of them alone.
 
+use std::borrow::Cow;
 use std::cell::Cell;
 use std::rc::Rc;
 
 use ir::rows::{Layout, Row, Strategy, factor_axes, layout, rows};
-use ir::{Axis, DType, Graph, Mesh, Name, Node, Op, Part, ShardedGraph, Sharding, Signature, Value};
+use ir::{Axis, Graph, Mesh, Name, Node, Op, Part, ShardedGraph, Sharding, Signature, Value};
 use passes::asked;
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use super::alike::{Flags, Key, Numbers, does};
 use super::classes::{Classes, Placed};
 use super::price::{computing, is_map, work};
 use super::tables::Price;
@@ -123,32 +125,13 @@ pub struct Space<'a> {
     allowed: Vec<Vec<Vec<Row>>>,
     rows: Numbers<Vec<Vec<Row>>>,
     signatures: Numbers<Signature>,
+    lists: Numbers<Vec<Sharding>>,
     asked: FxHashMap<Value, Sharding>,
     /// The state as which a value lies.
     follows: FxHashMap<Value, Name>,
     known: FxHashMap<Key, Ways>,
     settled: Option<Settled>,
     whole: Cell<bool>,
-}
-
-/// What the ways of a node depend on.
-type Key = (String, usize, Vec<usize>, Vec<DType>, usize, Vec<bool>, Option<Vec<Sharding>>);
-
-/// Things with numbers, equal ones with the same.
-#[derive(Debug)]
-struct Numbers<T>(FxHashMap<T, usize>);
-
-impl<T: Clone + Eq + std::hash::Hash> Numbers<T> {
-    /// The number of a thing.
-    fn of(&mut self, thing: &T) -> usize {
-        match self.0.get(thing) {
-            Some(number) => *number,
-            None => {
-                self.0.insert(thing.clone(), self.0.len());
-                self.0.len() - 1
-            }
-        }
-    }
 }
 
 /// What is placed on a dimension together with an axis behind it.
@@ -180,14 +163,15 @@ impl<'a> Space<'a> {
             vocabulary: FxHashSet::default(),
             alone: FxHashSet::default(),
             turned: FxHashSet::default(),
-            places: graph.states.iter().map(|s| (s.name.clone(), super::places::of(sharded, s))).collect(),
+            places: super::places::all(sharded),
             stored: stored(graph),
             given,
             shared,
             makers: graph.makers(),
             allowed: Vec::new(),
-            rows: Numbers(FxHashMap::default()),
-            signatures: Numbers(FxHashMap::default()),
+            rows: Numbers::default(),
+            signatures: Numbers::default(),
+            lists: Numbers::default(),
             asked: graph.constraints.iter().map(|c| (c.value, asked(c, mesh))).collect(),
             follows: graph.follows.iter().cloned().collect(),
             known: FxHashMap::default(),
@@ -207,20 +191,22 @@ impl<'a> Space<'a> {
     /// The rows that each node may have. A partial value passes only where an operand can be one: what has to be made
     /// partial first gains nothing.
     fn note_rows(&mut self) {
-        let (graph, mesh) = (&self.sharded.graph, &self.sharded.mesh);
-        let mut partial: Vec<Vec<bool>> = vec![vec![false; mesh.axes.len()]; graph.values.len()];
+        let graph = &self.sharded.graph;
+        // By value a bit an axis: whether it may be partial along it, and whether it is in any case.
+        let mut partial: Vec<u32> = vec![0; graph.values.len()];
         let mut surely = partial.clone();
         for (i, node) in graph.nodes.iter().enumerate() {
             let mut allowed = self.rows_of(i);
-            let repeats = node.args.iter().collect::<FxHashSet<_>>().len() < node.args.len();
+            let repeats = (1..node.args.len()).any(|k| node.args[..k].contains(&node.args[k]));
             for (axis, rows) in allowed.iter_mut().enumerate() {
+                let bit = 1 << axis;
                 // A value that is also another operand is resolved for that one anyway.
                 let again = |k: &usize, args: &[usize]| {
                     repeats
                         && (0..node.args.len()).any(|o| !args.contains(&o) && node.args[o] == node.args[*k])
                 };
                 let comes = |args: &[usize]| {
-                    args.iter().any(|k| partial[node.args[*k].index()][axis])
+                    args.iter().any(|k| partial[node.args[*k].index()] & bit != 0)
                         && !args.iter().any(|k| again(k, args))
                 };
                 rows.retain(|row| !matches!(row, Row::Pass(_, args) if !comes(args)));
@@ -232,7 +218,7 @@ impl<'a> Space<'a> {
                     rows.retain(|row| *row != Row::Nothing);
                 }
                 // What is partial over the ranks that share a batch stays so until the update, and is reduced once.
-                let stays = |row: &Row| matches!(row, Row::Pass(_, args) if args.iter().all(|k| surely[node.args[*k].index()][axis]));
+                let stays = |row: &Row| matches!(row, Row::Pass(_, args) if args.iter().all(|k| surely[node.args[*k].index()] & bit != 0));
                 let once = node.mark.part != Part::Update || node.op == Op::Accumulate;
                 let data = self.kinds[axis] == Kind::Data && once;
                 if data && rows.iter().any(stays) {
@@ -247,8 +233,10 @@ impl<'a> Space<'a> {
                     Row::Factor(f) => !node.signature.in_results(*f),
                 };
                 let (any, all) = (rows.iter().any(leaves), rows.iter().all(leaves));
-                node.results.iter().for_each(|v| partial[v.index()][axis] = any);
-                node.results.iter().for_each(|v| surely[v.index()][axis] = all);
+                for v in &node.results {
+                    partial[v.index()] |= if any { bit } else { 0 };
+                    surely[v.index()] |= if all { bit } else { 0 };
+                }
             }
             self.allowed.push(allowed);
         }
@@ -257,6 +245,7 @@ impl<'a> Space<'a> {
     fn note_places(&mut self) {
         let (graph, mesh) = (&self.sharded.graph, &self.sharded.mesh);
         let whole = Vec::new();
+        let states = graph.states_by_name();
         for node in &graph.nodes {
             let mut given = None;
             let placed;
@@ -283,7 +272,7 @@ impl<'a> Space<'a> {
                 }
             }
             if let Op::State(name) = &node.op
-                && let Some(state) = graph.state(name)
+                && let Some(state) = states.get(&**name)
             {
                 for (d, _) in state.dims.iter().enumerate().filter(|(_, (name, _))| **name == *"v") {
                     self.vocabulary.insert(self.classes.of_value(value, d));
@@ -315,41 +304,38 @@ impl<'a> Space<'a> {
     pub fn ways(&mut self, i: usize) -> Ways {
         let (graph, mesh) = (&self.sharded.graph, &self.sharded.mesh);
         let node = &graph.nodes[i];
-        let given: Option<Vec<Sharding>> = if let Op::Input(name) = &node.op {
-            Some(vec![super::places::given(self.sharded, name)])
+        let given: Option<Cow<[Sharding]>> = if let Op::Input(name) = &node.op {
+            Some(Cow::Owned(vec![super::places::given(self.sharded, name)]))
         } else if let Op::State(name) | Op::Assign(name) = &node.op {
-            self.places.get(name).cloned()
+            self.places.get(name).map(|p| Cow::Borrowed(&p[..]))
         } else if let (Op::Reshard, Some(name)) =
             (&node.op, node.results.first().and_then(|v| self.follows.get(v)))
         {
-            self.places.get(name).cloned()
+            self.places.get(name).map(|p| Cow::Borrowed(&p[..]))
         } else if node.op == Op::Reshard {
             let whole = || Sharding::replicated(graph.shape(node.results[0]).len());
-            Some(vec![self.asked.get(&node.results[0]).cloned().unwrap_or_else(whole)])
+            Some(Cow::Owned(vec![self.asked.get(&node.results[0]).cloned().unwrap_or_else(whole)]))
         } else {
             None
         };
         let allowed = if given.is_some() { 0 } else { 1 + self.rows.of(&self.allowed[i]) };
-        let signature = self.signatures.of(&node.signature);
-        let mut dtypes: Vec<DType> = node.args.iter().map(|v| graph.ty(*v).dtype).collect();
-        dtypes.extend(node.results.iter().map(|v| graph.ty(*v).dtype));
-        let named = matches!(node.op, Op::Input(_) | Op::State(_) | Op::Assign(_) | Op::Tap(_));
-        // What is drawn matters as little as the name of a state.
-        let drawn = matches!(node.op, Op::Random(_));
-        let name = if named { node.results.len().to_string() } else { node.op.to_string() };
-        let name = if drawn { "random".to_string() } else { name };
+        let signature = self.signatures.of(&*node.signature);
+        let dtypes = node.args.iter().chain(&node.results).map(|v| graph.ty(*v).dtype).collect();
         // Factors on which the outer part of a refined axis may lie alone.
-        let alone: Vec<bool> = (0..node.sizes.len())
+        let alone = (0..node.sizes.len())
             .flat_map(|f| mesh.all().map(move |a| (f, a)))
-            .map(|(f, a)| self.alone.contains(&(self.classes.of_factor(i, f), a)))
-            .collect();
-        let mut flags = if mesh.aliases.is_empty() { Vec::new() } else { alone };
+            .map(|(f, a)| self.alone.contains(&(self.classes.of_factor(i, f), a)));
+        let mut flags = Flags::new();
+        if !mesh.aliases.is_empty() {
+            flags.extend(alone);
+        }
         flags.extend(node.results.iter().chain(&node.args).map(|v| self.stored[v.index()]));
-        let key: Key = (name, signature, node.sizes.clone(), dtypes, allowed, flags, given);
+        let places = given.as_deref().map(|g| self.lists.of(g));
+        let key: Key = (does(node), signature, node.sizes[..].into(), dtypes, allowed, flags, places);
         if let Some(known) = self.known.get(&key) {
             return known.clone();
         }
-        let all = match &key.6 {
+        let all = match &given {
             Some(places) => places.iter().map(|p| placed(node, p, mesh)).collect(),
             None => self.enumerate(i, &self.allowed[i]),
         };

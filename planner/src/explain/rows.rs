@@ -150,7 +150,7 @@ fn passed(
     }
     let mut after = strategy.clone();
     let axes = step.axes().to_vec();
-    let drop_inner = |split: &mut Vec<ir::Axis>| {
+    let drop_inner = |split: &mut ir::Axes| {
         let ends = split.ends_with(&axes);
         split.truncate(split.len().saturating_sub(axes.len()));
         ends.then_some(())
@@ -164,13 +164,13 @@ fn passed(
         }
         Move::Slice { dim, .. } => {
             let f = factor(*dim)?;
-            after.split[f].extend(&axes);
+            after.split[f].extend_from_slice(&axes);
             operands.map(|k| place(k, f).map(|dim| Move::Slice { axes: axes.clone(), dim })).collect()
         }
         Move::AllToAll { from, to, .. } => {
             let (f, g) = (factor(*from)?, factor(*to)?);
             drop_inner(&mut after.split[f])?;
-            after.split[g].extend(&axes);
+            after.split[g].extend_from_slice(&axes);
             let of = |k: usize| match (place(k, f), place(k, g)) {
                 (Some(from), Some(to)) => Some(Move::AllToAll { axes: axes.clone(), from, to }),
                 (Some(dim), None) => Some(Move::AllGather { axes: axes.clone(), dim }),
@@ -193,7 +193,7 @@ fn passed(
             if which.iter().any(|k| place(*k, f).is_none()) {
                 return None;
             }
-            after.split[f].extend(&axes);
+            after.split[f].extend_from_slice(&axes);
             let of = |k: usize| {
                 let dim = place(k, f)?;
                 Some(match which.contains(&k) {

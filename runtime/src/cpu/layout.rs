@@ -155,6 +155,8 @@ pub fn points<const N: usize>(
 
 #[cfg(test)]
 mod tests {
+    use smallvec::smallvec;
+
     use super::*;
 
     #[test]
@@ -178,7 +180,7 @@ mod tests {
 
     #[test]
     fn a_merged_dimension_has_its_inner_loops_next_to_each_other() {
-        assert_eq!(strides(&vec![vec![1, 0], vec![2]], &[2, 3, 4]), [4, 8, 1]);
-        assert_eq!(strides(&vec![vec![], vec![2]], &[2, 3, 4]), [0, 0, 1]);
+        assert_eq!(strides(&vec![smallvec![1, 0], smallvec![2]], &[2, 3, 4]), [4, 8, 1]);
+        assert_eq!(strides(&vec![smallvec![], smallvec![2]], &[2, 3, 4]), [0, 0, 1]);
     }
 }

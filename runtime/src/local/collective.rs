@@ -212,7 +212,7 @@ fn padded(step: &Move, before: &[Region], after: &[Region]) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ir::{Axis, Sharding, extent};
+    use ir::{Axes, Sharding, extent};
 
     fn call(mesh: &str, step: &str, shape: &[usize], sharding: &str) -> (usize, f64, usize) {
         let mesh = Mesh::parse(mesh).unwrap();
@@ -222,7 +222,7 @@ mod tests {
         let members = mesh.group(0, step.axes());
         let regions = |sharding: &Sharding| -> Vec<Region> {
             let region = |r: &usize| {
-                let cut = |(n, axes): (&usize, &Vec<Axis>)| extent(*n, axes, &mesh, &mesh.coordinate(*r));
+                let cut = |(n, axes): (&usize, &Axes)| extent(*n, axes, &mesh, &mesh.coordinate(*r));
                 shape.iter().zip(&sharding.dims).map(cut).collect()
             };
             members.iter().map(region).collect()

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use ir::program::{BufferId, Instruction, Region as Life};
+use ir::program::{BufferId, Buffers, Instruction, Region as Life};
 use ir::schedule::Kind;
 use ir::{Name, Value};
 
@@ -138,13 +138,13 @@ impl Local {
 }
 
 /// What is written when an instruction has been done: of a collective, at its wait.
-fn ready(all: &[Instruction], instruction: &Instruction) -> Vec<BufferId> {
+fn ready(all: &[Instruction], instruction: &Instruction) -> Buffers {
     match instruction {
         Instruction::Start { .. }
         | Instruction::Send { .. }
         | Instruction::Sent { .. }
         | Instruction::Receive { .. }
-        | Instruction::Tap { .. } => Vec::new(),
+        | Instruction::Tap { .. } => Buffers::new(),
         Instruction::Wait { token: waited } => all
             .iter()
             .filter(|i| i.started().is_some_and(|(token, _)| token == *waited))

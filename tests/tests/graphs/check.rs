@@ -107,7 +107,7 @@ fn asked(sharded: &ShardedGraph) -> Result<(), String> {
         let given = matches!(sharded.graph.nodes[makers[c.value.index()]].op, Op::Input(_) | Op::State(_));
         let axes =
             |names: &Vec<ir::Name>| names.iter().filter_map(|n| sharded.mesh.find(n)).flatten().collect();
-        let dims: Vec<Vec<ir::Axis>> = c.dims.iter().map(axes).collect();
+        let dims: Vec<ir::Axes> = c.dims.iter().map(axes).collect();
         let found = sharded.sharding(c.value);
         if found.dims != dims || !found.partial.is_empty() {
             let what = if given { "asked of what is given" } else { "asked" };

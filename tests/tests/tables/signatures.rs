@@ -2,6 +2,7 @@
 
 use ir::graph::{Graph, Mark, NewNode};
 use ir::rows::{Layout, Row, Strategy, layout, rows};
+use ir::signature::plain;
 use ir::state::Input;
 use ir::{
     Axis, Binary, DType, Draw, FactorKind, Mesh, Node, Op, Part, Signature, Unary, Value, extent, verify,
@@ -214,7 +215,7 @@ fn input(graph: &mut Graph, name: &str, dtype: DType, shape: &[usize]) {
         shape.iter().enumerate().map(|(i, n)| (format!("d{i}").into(), *n)).collect();
     graph.inputs.push(Input { name: name.clone(), dtype, dims: dims.clone() });
     let factors = dims.iter().map(|(n, _)| n.clone()).collect();
-    let results = vec![(0..dims.len()).map(|i| vec![i]).collect()];
+    let results = vec![plain(dims.len())];
     push(graph, Op::Input(name), Signature { factors, args: Vec::new(), results }, Vec::new(), dtype, dims);
 }
 

@@ -1,5 +1,6 @@
 //! The plan of a map: its tile, and its steps as instructions on registers.
 
+use std::iter;
 use std::ops::Range;
 
 use ir::kernel::{Access, Kernel, Map, Step};
@@ -270,7 +271,7 @@ impl<'a> Builder<'a> {
             }
             Step::Const(c) => self.constant(*c),
             Step::Iota(l) => {
-                let access = vec![vec![*l]];
+                let access = vec![iter::once(*l).collect()];
                 let (class, fixed) = self.place(place, &access);
                 let code = Code::Iota { start: self.ranges[*l].start, walk: self.walk(&access, class) };
                 self.emit(code, class, fixed)
@@ -416,7 +417,7 @@ impl<'a> Builder<'a> {
     }
 
     fn random(&mut self, place: usize, draw: &Draw, counter: [usize; 3], inner: &[usize]) -> usize {
-        let access: Access = inner.iter().map(|l| vec![*l]).collect();
+        let access: Access = inner.iter().map(|l| iter::once(*l).collect()).collect();
         let (class, _) = self.place(place, &access);
         let class = counter.iter().map(|r| self.class[*r]).fold(class, Ord::max);
         let counter = counter.map(|r| self.widen(r, class));

@@ -7,8 +7,9 @@ use std::ops::Range;
 
 use half::{bf16, f16};
 use ir::kernel::{Access, Body, Contract, Kernel, Loop, Map, Scatter, Step};
-use ir::{Binary, DType, Mesh, Reduce, Unary};
+use ir::{Axes, Binary, DType, Mesh, Reduce, Unary};
 use proptest::prelude::*;
+use smallvec::smallvec;
 
 use super::layout::ranges;
 use super::plain::{elements, interpret};
@@ -173,11 +174,11 @@ proptest! {
 
 fn loops(sizes: &[usize]) -> Vec<Loop> {
     let names = ["a", "b", "c", "d"];
-    sizes.iter().zip(names).map(|(n, name)| Loop { name: name.into(), size: *n, axes: Vec::new() }).collect()
+    sizes.iter().zip(names).map(|(n, name)| Loop { name: name.into(), size: *n, axes: Axes::new() }).collect()
 }
 
 fn of(loops: &[usize]) -> Access {
-    loops.iter().map(|l| vec![*l]).collect()
+    loops.iter().map(|l| smallvec![*l]).collect()
 }
 
 #[test]

@@ -3,7 +3,9 @@
 use std::ops::Range;
 
 use ir::kernel::{Access, Body, Contract, Kernel, Loop, Map, Scatter, Step, TopK};
-use ir::{Axis, Binary, DType, Draw, Mesh, Reduce, Unary};
+use ir::{Axes, Axis, Binary, DType, Draw, Mesh, Reduce, Unary};
+
+use smallvec::smallvec;
 
 use crate::cpu::layout::ranges;
 use crate::cpu::plain::elements;
@@ -56,11 +58,11 @@ impl Dice {
         let mut access = Access::new();
         for l in loops {
             if self.one_in(10) {
-                access.push(Vec::new());
+                access.push(smallvec![]);
             }
             match access.last_mut() {
                 Some(dim) if self.one_in(4) => dim.push(l),
-                Some(_) | None => access.push(vec![l]),
+                Some(_) | None => access.push(smallvec![l]),
             }
         }
         access
@@ -91,7 +93,7 @@ fn world(seed: u64, dims: usize, most: usize) -> World {
         while size * points > most {
             size = size.div_ceil(3);
         }
-        let mut split = Vec::new();
+        let mut split = Axes::new();
         while !axes.is_empty() && dice.one_in(3) {
             let i = dice.below(axes.len());
             split.push(axes.remove(i));
@@ -182,10 +184,10 @@ pub fn top_k(seed: u64) -> Case {
     let source = w.dice.access(&(0..dims).collect::<Vec<_>>());
     let kept: Vec<usize> = (0..dims).filter(|l| *l != searched).collect();
     let mut out = w.dice.access(&kept);
-    out.extend([vec![dims], vec![dims + 1]]);
+    out.extend([smallvec![dims], smallvec![dims + 1]]);
     let k = w.dice.of(&[1, 1, 2, 3, 8, 40]);
     for (name, size) in [("k", k), ("two", 2)] {
-        w.loops.push(Loop { name: name.into(), size, axes: Vec::new() });
+        w.loops.push(Loop { name: name.into(), size, axes: Axes::new() });
         w.ranges.push(0..size);
     }
     let dtype = if w.dice.one_in(2) { DType::F32 } else { w.dice.of(&[DType::F64, DType::F16, DType::BF16]) };
@@ -302,7 +304,7 @@ impl Growing {
                 // Something positive, for what needs it.
                 let r = self.push(Step::Unary(Unary::Abs, a), ka.bound, ka.exact);
                 let half = self.push(Step::Const(0.5), 0.5, true);
-                let r = self.push(Step::Add(vec![r, half]), ka.bound + 0.5, false);
+                let r = self.push(Step::Add(smallvec![r, half]), ka.bound + 0.5, false);
                 match self.w.dice.below(4) {
                     0 => self.push(Step::Unary(Unary::Log, r), ka.bound + 1.0, false),
                     1 => self.push(Step::Unary(Unary::Sqrt, r), ka.bound + 1.0, false),
@@ -328,13 +330,13 @@ impl Growing {
                 let c = self.any(fits).unwrap_or(a);
                 let more = sum + self.known[c].bound;
                 let all = self.w.dice.of(&[vec![], vec![a], vec![a, b], vec![a, b, c]]);
-                self.push(Step::Add(all), more, false);
+                self.push(Step::Add(all.into()), more, false);
             }
             12 => {
                 let all = self.w.dice.of(&[vec![], vec![a], vec![a, b]]);
                 let scale = self.w.dice.of(&[1.0, 0.25, -0.5]);
                 let bound = ka.bound.max(1.0) * kb.bound.max(1.0);
-                self.push(Step::Mul(scale, all), bound, false);
+                self.push(Step::Mul(scale, all.into()), bound, false);
             }
             13 => {
                 let counter = [(); 3].map(|()| self.any(|k| k.exact && k.bound < 1e6).unwrap_or(a));
@@ -344,7 +346,7 @@ impl Growing {
                 let inner = self.w.dice.subset(&self.space(), 2);
                 let inner = if self.w.dice.one_in(2) { inner } else { self.w.dice.shuffled(inner) };
                 let draw = Draw { name: "x".into(), seed: self.w.dice.below(3) as u64 };
-                self.push(Step::Random { draw, counter, inner }, 1.0, true);
+                self.push(Step::Random { draw, counter, inner: inner.into() }, 1.0, true);
             }
             _ => {
                 if self.w.dice.one_in(3) {

@@ -2,7 +2,7 @@
 
 use ir::program::{BufferId, Call, Duty, Instruction, Program, Region, Segment, Stage};
 use ir::schedule::Kind;
-use ir::{Axis, DType, Mesh, Move, Reduce, Sharding, moves};
+use ir::{Axes, Axis, DType, Mesh, Move, Reduce, Sharding, moves};
 use proptest::prelude::*;
 
 use super::super::load::{load, region};
@@ -167,7 +167,7 @@ proptest! {
         prop_assume!(mesh.ranks() <= 24);
         let pairs = |dice: &[usize]| {
             let mut sharding = sharding(&mesh, shape.len(), [Reduce::Top; 2], dice);
-            sharding.dims.extend([Vec::new(), Vec::new()]);
+            sharding.dims.extend([Axes::new(), Axes::new()]);
             sharding
         };
         let (from, to) = (pairs(&a), pairs(&b));

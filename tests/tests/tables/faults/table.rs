@@ -1,5 +1,7 @@
 //! The planted faults, by what is wrong.
 
+use std::sync::Arc;
+
 use ir::{Binary, Move, Node, Op, Reduce, Sharding, Unary, moves};
 use runtime::eval::eval;
 use runtime::lockstep::apply;
@@ -160,7 +162,7 @@ fn slopes() -> Vec<(&'static str, Broken)> {
             Gradient(|n| {
                 if n.op == Op::Add && n.like.is_some() {
                     n.args.truncate(1);
-                    n.signature.args.truncate(1);
+                    Arc::make_mut(&mut n.signature).args.truncate(1);
                 }
             }),
         ),
@@ -169,7 +171,7 @@ fn slopes() -> Vec<(&'static str, Broken)> {
             Gradient(|n| {
                 if n.op == Op::Select {
                     n.args.swap(1, 2);
-                    n.signature.args.swap(1, 2);
+                    Arc::make_mut(&mut n.signature).args.swap(1, 2);
                 }
             }),
         ),
