@@ -10,6 +10,7 @@ mod layout;
 mod map;
 mod math;
 pub mod plain;
+mod product;
 mod scatter;
 #[cfg(test)]
 mod tests;
@@ -131,7 +132,8 @@ impl Compiled {
         match &self.plan {
             // The start of the scratch may have to be rounded up.
             Plan::Map(plan) => plan.scratch_bytes() + 63,
-            Plan::Contract(_, widened) | Plan::Scatter(_, widened) => widened.scratch_bytes() + 63,
+            Plan::Contract(plan, widened) => widened.scratch_bytes() + plan.scratch_bytes() + 63,
+            Plan::Scatter(_, widened) => widened.scratch_bytes() + 63,
             Plan::TopK(_) => 0,
         }
     }
@@ -168,7 +170,9 @@ impl Compiled {
                 Plan::Contract(plan, widened) => {
                     let start = scratch.as_mut_ptr();
                     let start = start.add(start.align_offset(64));
-                    widened.run([reads[0], reads[1]], writes[0], start, |a, b, out| plan.run(a, b, out));
+                    let packed = start.add(widened.scratch_bytes()).cast();
+                    widened
+                        .run([reads[0], reads[1]], writes[0], start, |a, b, out| plan.run(a, b, out, packed));
                 }
                 Plan::Scatter(plan, widened) => {
                     let start = scratch.as_mut_ptr();
