@@ -1,9 +1,12 @@
 //! Contractions by matrix products: the loops are sorted by the operands that have them, neighbours are merged, the
 //! longest of the rows and of the columns go to the product with all that is summed, and the others run around it.
 
+use ir::DType;
 use ir::kernel::Contract;
 
 use super::layout::{count, merged, points, ranges, strides};
+#[cfg(target_arch = "x86_64")]
+use super::product::bf16;
 use super::product::{self, Side, level};
 
 /// A length, and the strides in the operands and the result: a, b, out.
@@ -15,7 +18,9 @@ const NONE: Dim = (1, [0; 3]);
 pub struct Plan {
     /// Loops around the product, all of them the result's.
     around: Vec<Dim>,
-    product: product::Plan,
+    product: Product,
+    /// Bytes of an element of a, b and the result.
+    bytes: [usize; 3],
     /// How many elements the result has.
     count: usize,
     /// Whether nothing is summed at all.
@@ -23,8 +28,15 @@ pub struct Plan {
     multiplications: f64,
 }
 
-/// Plans a contraction for the rank at `at`.
-pub fn plan(contract: &Contract, mesh: &ir::Mesh, at: &[usize]) -> Plan {
+/// On f32, or on bf16 numbers as they are.
+enum Product {
+    F32(product::Plan),
+    #[cfg(target_arch = "x86_64")]
+    BF16(bf16::Plan),
+}
+
+/// Plans a contraction for the rank at `at`, with these types of both operands and the result.
+pub fn plan(contract: &Contract, types: [DType; 3], mesh: &ir::Mesh, at: &[usize]) -> Plan {
     let loops: Vec<_> = contract.loops.iter().collect();
     let lens: Vec<usize> = ranges(&loops, mesh, at).iter().map(ExactSizeIterator::len).collect();
     let of = [&contract.a, &contract.b, &contract.out].map(|access| strides(access, &lens));
@@ -63,9 +75,25 @@ pub fn plan(contract: &Contract, mesh: &ir::Mesh, at: &[usize]) -> Plan {
     let side = |(len, strides): Dim, operand: usize| Side { len, operand: strides[operand], out: strides[2] };
     let size = |l: &usize, access: &ir::kernel::Access| access.iter().flatten().any(|f| f == l);
     let empty = (0..lens.len()).any(|l| lens[l] == 0 && !size(&l, &contract.out));
+    let (rows, columns, scale) = (side(m, 0), side(n, 1), scale as f32);
+    let wide = || Product::F32(product::plan(level::best(), rows, columns, &summed, scale));
+    #[cfg(target_arch = "x86_64")]
+    let product = if types[..2] == [DType::BF16; 2] && !empty {
+        let narrow = types[2] == DType::BF16;
+        bf16::plan(rows, columns, &summed, scale, narrow).map_or_else(wide, Product::BF16)
+    } else {
+        wide()
+    };
+    #[cfg(not(target_arch = "x86_64"))]
+    let product = wide();
     Plan {
         around,
-        product: product::plan(level::best(), side(m, 0), side(n, 1), &summed, scale as f32),
+        bytes: match product {
+            Product::F32(_) => [4; 3],
+            #[cfg(target_arch = "x86_64")]
+            Product::BF16(_) => types.map(DType::bytes),
+        },
+        product,
         count: count(&contract.out, &lens),
         empty,
         multiplications: lens.iter().map(|n| *n as f64).product(),
@@ -80,25 +108,46 @@ impl Plan {
 
     /// How many bytes of scratch a run needs.
     pub fn scratch_bytes(&self) -> usize {
-        self.product.scratch_bytes()
+        match &self.product {
+            Product::F32(product) => product.scratch_bytes(),
+            #[cfg(target_arch = "x86_64")]
+            Product::BF16(product) => product.scratch_bytes(),
+        }
+    }
+
+    /// Whether it reads and writes the types that it was planned for, or else f32.
+    pub fn direct(&self) -> bool {
+        match self.product {
+            Product::F32(_) => false,
+            #[cfg(target_arch = "x86_64")]
+            Product::BF16(_) => true,
+        }
     }
 
     /// Runs it.
     ///
     /// # Safety
-    /// The operands and the result are f32 and as large as planned; the result overlaps no operand; the scratch is as
-    /// large as planned and aligned to 64 bytes.
-    pub unsafe fn run(&self, a: *const f32, b: *const f32, out: *mut f32, scratch: *mut f32) {
+    /// The operands and the result are of the types of [`Plan::direct`] and as large as planned; the result overlaps no
+    /// operand; the scratch is as large as planned and aligned to 64 bytes.
+    pub unsafe fn run(&self, a: *const u8, b: *const u8, out: *mut u8, scratch: *mut u8) {
         // SAFETY: the caller's; offsets are of elements on this rank.
         unsafe {
             if self.count == 0 {
                 return;
             }
             if self.empty {
-                return std::slice::from_raw_parts_mut(out, self.count).fill(0.0);
+                return std::slice::from_raw_parts_mut(out, self.count * self.bytes[2]).fill(0);
             }
+            let [of_a, of_b, of_out] = self.bytes;
             points(&self.around, |_, [oa, ob, oc]| {
-                self.product.run(a.add(oa), b.add(ob), out.add(oc), scratch, false);
+                let (a, b, out) = (a.add(oa * of_a), b.add(ob * of_b), out.add(oc * of_out));
+                match &self.product {
+                    Product::F32(product) => {
+                        product.run(a.cast(), b.cast(), out.cast(), scratch.cast(), false);
+                    }
+                    #[cfg(target_arch = "x86_64")]
+                    Product::BF16(product) => product.run(a.cast(), b.cast(), out, scratch, false),
+                }
             });
         }
     }

@@ -4,10 +4,18 @@
 //! scaled and added one after the other. Every way to compute it keeps to that: its bits depend neither on the numbers of
 //! rows and columns nor on where it stands among them.
 
+#[cfg(target_arch = "x86_64")]
+pub mod amx;
+#[cfg(target_arch = "x86_64")]
+pub mod bf16;
+#[cfg(all(test, target_arch = "x86_64"))]
+mod bf16_tests;
 mod blocks;
 mod few;
 pub mod level;
 mod pack;
+#[cfg(target_arch = "x86_64")]
+mod pairs;
 mod single;
 pub mod summed;
 #[cfg(test)]

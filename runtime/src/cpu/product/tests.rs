@@ -4,22 +4,22 @@ use super::level::{Level, all};
 use super::{Side, plan};
 
 /// Numbers by chance, from a seed.
-struct Dice(u64);
+pub struct Dice(pub u64);
 
 impl Dice {
-    fn below(&mut self, n: usize) -> usize {
+    pub fn below(&mut self, n: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let x = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         ((x ^ (x >> 31)) % n as u64) as usize
     }
 
-    fn of<T: Copy>(&mut self, all: &[T]) -> T {
+    pub fn of<T: Copy>(&mut self, all: &[T]) -> T {
         all[self.below(all.len())]
     }
 
     /// Strides of two dimensions in some order, with gaps; what they reach.
-    fn strides(&mut self, lens: [usize; 2]) -> ([usize; 2], usize) {
+    pub fn strides(&mut self, lens: [usize; 2]) -> ([usize; 2], usize) {
         let inner = self.of(&[1, 1, 1, 2, 3]);
         let gap = self.of(&[0, 0, 5]);
         let order = self.below(2);
@@ -29,7 +29,7 @@ impl Dice {
         (strides, lens.iter().zip(strides).map(|(n, s)| n.saturating_sub(1) * s).sum::<usize>() + 1)
     }
 
-    fn numbers(&mut self, n: usize) -> Vec<f32> {
+    pub fn numbers(&mut self, n: usize) -> Vec<f32> {
         (0..n).map(|_| self.below(2001) as f32 / 1000.0 - 1.0).collect()
     }
 }
