@@ -29,7 +29,7 @@ use level::Level;
 use summed::Summed;
 
 /// The longest block of the summed dimensions.
-const BLOCK: usize = 256;
+const BLOCK: usize = 384;
 /// Numbers of a packed block of `a`: a quarter of a second cache of 2 MiB.
 const PACKED: usize = 1 << 17;
 /// Up to this many multiplications an element at a time is faster.
