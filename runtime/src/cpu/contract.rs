@@ -1,12 +1,13 @@
 //! Contractions by matrix products: the loops are sorted by the operands that have them, neighbours are merged, the
-//! longest of each kind goes to the product, and the others run around it.
+//! longest of the rows and of the columns go to the product with all that is summed, and the others run around it.
 
+use ir::DType;
 use ir::kernel::Contract;
 
-use super::layout::{MAX_DIMS, count, merged, points, ranges, strides};
-
-/// Up to this many multiplications a call of the matrix product costs more than it saves.
-const SMALL: usize = 32;
+use super::layout::{count, merged, points, ranges, strides};
+#[cfg(target_arch = "x86_64")]
+use super::product::bf16;
+use super::product::{self, Side, level};
 
 /// A length, and the strides in the operands and the result: a, b, out.
 type Dim = (usize, [usize; 3]);
@@ -15,22 +16,27 @@ const NONE: Dim = (1, [0; 3]);
 
 /// A contraction, planned for one rank.
 pub struct Plan {
-    /// Loops around the product: first those of the result, then those that are summed.
+    /// Loops around the product, all of them the result's.
     around: Vec<Dim>,
-    /// How many of them are the result's.
-    kept: usize,
-    /// Rows, columns and summed dimension of the product; none for a walk over single elements.
-    product: Option<[Dim; 3]>,
+    product: Product,
+    /// Bytes of an element of a, b and the result.
+    bytes: [usize; 3],
     /// How many elements the result has.
     count: usize,
     /// Whether nothing is summed at all.
     empty: bool,
-    scale: f32,
     multiplications: f64,
 }
 
-/// Plans a contraction for the rank at `at`.
-pub fn plan(contract: &Contract, mesh: &ir::Mesh, at: &[usize]) -> Plan {
+/// On f32, or on bf16 numbers as they are.
+enum Product {
+    F32(product::Plan),
+    #[cfg(target_arch = "x86_64")]
+    BF16(bf16::Plan),
+}
+
+/// Plans a contraction for the rank at `at`, with these types of both operands and the result.
+pub fn plan(contract: &Contract, types: [DType; 3], mesh: &ir::Mesh, at: &[usize]) -> Plan {
     let loops: Vec<_> = contract.loops.iter().collect();
     let lens: Vec<usize> = ranges(&loops, mesh, at).iter().map(ExactSizeIterator::len).collect();
     let of = [&contract.a, &contract.b, &contract.out].map(|access| strides(access, &lens));
@@ -47,44 +53,49 @@ pub fn plan(contract: &Contract, mesh: &ir::Mesh, at: &[usize]) -> Plan {
             kind => kinds[kind].push(dim),
         }
     }
-    for (kind, dims) in kinds.iter_mut().enumerate() {
-        let by = if kind & 4 != 0 { 2 } else { usize::from(kind & 1 == 0) };
-        dims.sort_by_key(|(_, s)| std::cmp::Reverse(s[by]));
+    // What is summed keeps an order that no length changes, so that sums have the same bits with more rows or columns.
+    let mut summed: Vec<Dim> = Vec::new();
+    for kind in [0b011, 0b001, 0b010] {
+        let dims = &mut kinds[kind];
+        dims.sort_by_key(|(_, s)| std::cmp::Reverse(s[usize::from(kind & 1 == 0)]));
+        summed.append(dims);
+    }
+    let summed: Vec<_> = merged(summed).into_iter().map(|(len, [a, b, _])| (len, [a, b])).collect();
+    for dims in &mut kinds {
+        dims.sort_by_key(|(_, s)| std::cmp::Reverse(s[2]));
         *dims = merged(std::mem::take(dims));
     }
     let mut longest = |kind: usize| -> Dim {
         let found = (0..kinds[kind].len()).max_by_key(|i| kinds[kind][*i].0);
         found.map_or(NONE, |i| kinds[kind].remove(i))
     };
-    let [m, n, mut k] = [longest(0b101), longest(0b110), longest(0b011)];
-    if k == NONE {
-        k = longest(0b001);
-    }
-    if k == NONE {
-        k = longest(0b010);
-    }
-    let small = m.0 * n.0 * k.0 <= SMALL;
-    let mut take = |kinds_of: &[usize]| -> Vec<Dim> {
-        kinds_of.iter().flat_map(|kind| std::mem::take(&mut kinds[*kind])).collect()
-    };
-    let mut around = take(&[0b111, 0b100, 0b101, 0b110]);
-    let mut summed = take(&[0b011, 0b001, 0b010]);
-    if small {
-        around.extend([m, n].into_iter().filter(|d| *d != NONE));
-        summed.extend(Some(k).filter(|d| *d != NONE));
-    }
+    let [m, n] = [longest(0b101), longest(0b110)];
+    let mut around: Vec<Dim> = kinds.into_iter().flatten().collect();
     around.sort_by_key(|(_, s)| std::cmp::Reverse(s[2]));
-    let kept = around.len();
-    around.append(&mut summed);
+    let side = |(len, strides): Dim, operand: usize| Side { len, operand: strides[operand], out: strides[2] };
     let size = |l: &usize, access: &ir::kernel::Access| access.iter().flatten().any(|f| f == l);
     let empty = (0..lens.len()).any(|l| lens[l] == 0 && !size(&l, &contract.out));
+    let (rows, columns, scale) = (side(m, 0), side(n, 1), scale as f32);
+    let wide = || Product::F32(product::plan(level::best(), rows, columns, &summed, scale));
+    #[cfg(target_arch = "x86_64")]
+    let product = if types[..2] == [DType::BF16; 2] && !empty {
+        let narrow = types[2] == DType::BF16;
+        bf16::plan(rows, columns, &summed, scale, narrow).map_or_else(wide, Product::BF16)
+    } else {
+        wide()
+    };
+    #[cfg(not(target_arch = "x86_64"))]
+    let product = wide();
     Plan {
         around,
-        kept,
-        product: (!small).then_some([m, n, k]),
+        bytes: match product {
+            Product::F32(_) => [4; 3],
+            #[cfg(target_arch = "x86_64")]
+            Product::BF16(_) => types.map(DType::bytes),
+        },
+        product,
         count: count(&contract.out, &lens),
         empty,
-        scale: scale as f32,
         multiplications: lens.iter().map(|n| *n as f64).product(),
     }
 }
@@ -95,94 +106,49 @@ impl Plan {
         2.0 * self.multiplications
     }
 
+    /// How many bytes of scratch a run needs.
+    pub fn scratch_bytes(&self) -> usize {
+        match &self.product {
+            Product::F32(product) => product.scratch_bytes(),
+            #[cfg(target_arch = "x86_64")]
+            Product::BF16(product) => product.scratch_bytes(),
+        }
+    }
+
+    /// Whether it reads and writes the types that it was planned for, or else f32.
+    pub fn direct(&self) -> bool {
+        match self.product {
+            Product::F32(_) => false,
+            #[cfg(target_arch = "x86_64")]
+            Product::BF16(_) => true,
+        }
+    }
+
     /// Runs it.
     ///
     /// # Safety
-    /// The operands and the result are f32 and as large as planned; the result overlaps no operand.
-    pub unsafe fn run(&self, a: *const f32, b: *const f32, out: *mut f32) {
+    /// The operands and the result are of the types of [`Plan::direct`] and as large as planned; the result overlaps no
+    /// operand; the scratch is as large as planned and aligned to 64 bytes.
+    pub unsafe fn run(&self, a: *const u8, b: *const u8, out: *mut u8, scratch: *mut u8) {
         // SAFETY: the caller's; offsets are of elements on this rank.
         unsafe {
             if self.count == 0 {
                 return;
             }
             if self.empty {
-                return std::slice::from_raw_parts_mut(out, self.count).fill(0.0);
+                return std::slice::from_raw_parts_mut(out, self.count * self.bytes[2]).fill(0);
             }
-            match &self.product {
-                None => self.singly(a, b, out),
-                Some(dims) => points(&self.around, |at: &[usize; MAX_DIMS], [oa, ob, oc]| {
-                    let first = at[self.kept..self.around.len()].iter().all(|i| *i == 0);
-                    product(dims, a.add(oa), b.add(ob), out.add(oc), self.scale, !first);
-                }),
-            }
-        }
-    }
-
-    unsafe fn singly(&self, a: *const f32, b: *const f32, out: *mut f32) {
-        let (kept, summed) = self.around.split_at(self.kept);
-        points(kept, |_, [oa, ob, oc]| {
-            let mut sum = 0.0;
-            // SAFETY: as for `run`.
-            points(summed, |_, [ia, ib, _]| unsafe { sum += *a.add(oa + ia) * *b.add(ob + ib) });
-            // SAFETY: as for `run`.
-            unsafe { *out.add(oc) = sum * self.scale };
-        });
-    }
-}
-
-/// `out = scale a b`, or `out += scale a b` if it `adds`.
-unsafe fn product([m, n, k]: &[Dim; 3], a: *const f32, b: *const f32, out: *mut f32, scale: f32, adds: bool) {
-    let side = |dim: &Dim, i: usize| dim.1[i] as isize;
-    let gemm = gemm_f32::gemm::f32::get_gemm_fn();
-    let none = gemm_common::Parallelism::None;
-    // Column stride before row stride; the first factor is the result's, the second the product's. The product wants
-    // the result's columns contiguous: a row-major result is computed transposed.
-    // SAFETY: the caller's.
-    unsafe {
-        if side(n, 2) <= side(m, 2) || m.0 == 1 {
-            gemm(
-                n.0,
-                m.0,
-                k.0,
-                out,
-                side(m, 2),
-                side(n, 2),
-                adds,
-                b,
-                side(k, 1),
-                side(n, 1),
-                a,
-                side(m, 0),
-                side(k, 0),
-                1.0,
-                scale,
-                false,
-                false,
-                false,
-                none,
-            );
-        } else {
-            gemm(
-                m.0,
-                n.0,
-                k.0,
-                out,
-                side(n, 2),
-                side(m, 2),
-                adds,
-                a,
-                side(k, 0),
-                side(m, 0),
-                b,
-                side(n, 1),
-                side(k, 1),
-                1.0,
-                scale,
-                false,
-                false,
-                false,
-                none,
-            );
+            let [of_a, of_b, of_out] = self.bytes;
+            points(&self.around, |_, [oa, ob, oc]| {
+                let (a, b, out) = (a.add(oa * of_a), b.add(ob * of_b), out.add(oc * of_out));
+                match &self.product {
+                    Product::F32(product) => {
+                        product.run(a.cast(), b.cast(), out.cast(), scratch.cast(), false);
+                    }
+                    #[cfg(target_arch = "x86_64")]
+                    Product::BF16(product) => product.run(a.cast(), b.cast(), out, scratch, false),
+                }
+            });
         }
     }
 }

@@ -10,6 +10,7 @@ mod layout;
 mod map;
 mod math;
 pub mod plain;
+mod product;
 mod scatter;
 #[cfg(test)]
 mod tests;
@@ -93,9 +94,12 @@ pub fn compile(kernel: &Kernel, mesh: &ir::Mesh, at: &[usize]) -> Result<Compile
             float("contraction", "second operand", kernel.reads[1])?;
             float("contraction", "result", kernel.writes[0])?;
             let types = [kernel.reads[0], kernel.reads[1], kernel.writes[0]];
-            let widened =
-                widened::plan(&contract.loops, [&contract.a, &contract.b, &contract.out], types, mesh, at);
-            Plan::Contract(contract::plan(contract, mesh, at), widened)
+            let plan = contract::plan(contract, types, mesh, at);
+            // What is read and written as it is needs no widening.
+            let types = if plan.direct() { [DType::F32; 3] } else { types };
+            let accesses = [&contract.a, &contract.b, &contract.out];
+            let widened = widened::plan(&contract.loops, accesses, types, mesh, at);
+            Plan::Contract(plan, widened)
         }
         Body::Scatter(scatter) => {
             f32_only("scatter", "source", kernel.reads[0])?;
@@ -131,7 +135,8 @@ impl Compiled {
         match &self.plan {
             // The start of the scratch may have to be rounded up.
             Plan::Map(plan) => plan.scratch_bytes() + 63,
-            Plan::Contract(_, widened) | Plan::Scatter(_, widened) => widened.scratch_bytes() + 63,
+            Plan::Contract(plan, widened) => widened.scratch_bytes() + plan.scratch_bytes() + 63,
+            Plan::Scatter(_, widened) => widened.scratch_bytes() + 63,
             Plan::TopK(_) => 0,
         }
     }
@@ -168,7 +173,10 @@ impl Compiled {
                 Plan::Contract(plan, widened) => {
                     let start = scratch.as_mut_ptr();
                     let start = start.add(start.align_offset(64));
-                    widened.run([reads[0], reads[1]], writes[0], start, |a, b, out| plan.run(a, b, out));
+                    let packed = start.add(widened.scratch_bytes()).cast();
+                    widened.run([reads[0], reads[1]], writes[0], start, |a, b, out| {
+                        plan.run(a.cast(), b.cast(), out.cast(), packed);
+                    });
                 }
                 Plan::Scatter(plan, widened) => {
                     let start = scratch.as_mut_ptr();

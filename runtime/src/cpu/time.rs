@@ -71,3 +71,61 @@ fn accesses(kernel: &Kernel) -> (Vec<Option<Access>>, Vec<Option<Access>>) {
         }
     }
 }
+
+/// Multiply-adds of f32 a second, each counted as two operations, that this thread does with all operands in registers:
+/// what a matrix product could reach in the same moment. Takes some ten microseconds; 0 if the machine has no fused ones.
+pub fn peak() -> f64 {
+    #[cfg(target_arch = "x86_64")]
+    {
+        if is_x86_feature_detected!("avx512f") {
+            // SAFETY: the instruction set is there.
+            return unsafe { wide() };
+        }
+        if is_x86_feature_detected!("fma") {
+            // SAFETY: the instruction set is there.
+            return unsafe { narrow() };
+        }
+    }
+    0.0
+}
+
+/// Twelve sums, more than the machine has multiply-adds in flight, in a loop that nothing else delays.
+#[cfg(target_arch = "x86_64")]
+macro_rules! sums {
+    ($name:ident, $lanes:literal, $feature:literal, $class:ident, [$($sum:tt)*]) => {
+        #[target_feature(enable = $feature)]
+        unsafe fn $name() -> f64 {
+            const ROUNDS: u64 = 4000;
+            let start = Instant::now();
+            // SAFETY: registers alone, all of which are named.
+            unsafe {
+                std::arch::asm!(
+                    "2:",
+                    $(concat!("vfmadd231ps ", $sum, ", ", $sum, ", ", $sum),)*
+                    "dec {rounds}",
+                    "jnz 2b",
+                    rounds = inout(reg) ROUNDS => _,
+                    $(inout($sum) std::arch::x86_64::$class() => _,)*
+                    options(nostack, nomem)
+                );
+            }
+            (ROUNDS * 12 * 2 * $lanes) as f64 / start.elapsed().as_secs_f64()
+        }
+    };
+}
+#[cfg(target_arch = "x86_64")]
+sums!(
+    wide,
+    16,
+    "avx512f",
+    _mm512_setzero_ps,
+    ["zmm0" "zmm1" "zmm2" "zmm3" "zmm4" "zmm5" "zmm6" "zmm7" "zmm8" "zmm9" "zmm10" "zmm11"]
+);
+#[cfg(target_arch = "x86_64")]
+sums!(
+    narrow,
+    8,
+    "avx,fma",
+    _mm256_setzero_ps,
+    ["ymm0" "ymm1" "ymm2" "ymm3" "ymm4" "ymm5" "ymm6" "ymm7" "ymm8" "ymm9" "ymm10" "ymm11"]
+);

@@ -151,9 +151,11 @@ pub fn contract(seed: u64) -> Case {
     }
     let [a, b, out] = has.map(|loops| w.dice.access(&loops));
     let reads = vec![w.numbers(&a, DType::F32), w.numbers(&b, DType::F32)];
+    let (f32, bf16) = (DType::F32, DType::BF16);
+    let [of_a, of_b, of_out] =
+        w.dice.of(&[[f32; 3], [f32; 3], [bf16, bf16, f32], [bf16; 3], [bf16, f32, f32], [f32, bf16, bf16]]);
     let contract = Contract { loops: w.loops.clone(), a, b, out, scale: w.dice.of(&[1.0, 1.0, -0.5, 0.125]) };
-    let kernel =
-        Kernel { reads: vec![DType::F32; 2], writes: vec![DType::F32], body: Body::Contract(contract) };
+    let kernel = Kernel { reads: vec![of_a, of_b], writes: vec![of_out], body: Body::Contract(contract) };
     w.case(kernel, reads, Vec::new())
 }
 

@@ -1,0 +1,74 @@
+//! The summed dimensions as one: walked in their order, in blocks whose sizes depend on nothing but their length.
+
+use std::ops::Range;
+
+/// A stretch of the summed dimension along which both operands have one stride.
+pub struct Run {
+    /// Where it begins in its block.
+    pub at: usize,
+    /// Its length.
+    pub len: usize,
+    /// Where it begins in both operands.
+    pub offsets: [usize; 2],
+    /// Its strides in both.
+    pub strides: [usize; 2],
+}
+
+/// The summed dimensions: length and strides in both operands, innermost first; at least one.
+pub struct Summed {
+    dims: Vec<(usize, [usize; 2])>,
+    len: usize,
+    block: usize,
+}
+
+impl Summed {
+    /// From the dimensions, outermost first.
+    pub fn new(dims: impl DoubleEndedIterator<Item = (usize, [usize; 2])>, most: usize) -> Summed {
+        let mut dims: Vec<_> = dims.rev().collect();
+        if dims.is_empty() {
+            dims.push((1, [0; 2]));
+        }
+        let len: usize = dims.iter().map(|(n, _)| n).product();
+        let blocks = len.div_ceil(most).max(1);
+        Summed { dims, len, block: len.div_ceil(blocks).next_multiple_of(16) }
+    }
+
+    /// How many places it has.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Its strides in both operands, if there are such.
+    pub fn strides(&self) -> Option<[usize; 2]> {
+        (self.dims.len() == 1).then(|| self.dims[0].1)
+    }
+
+    /// The longest block.
+    pub fn longest(&self) -> usize {
+        self.block.min(self.len)
+    }
+
+    /// The blocks, one after the other.
+    pub fn blocks(&self) -> impl Iterator<Item = Range<usize>> + use<> {
+        let (len, block) = (self.len, self.block);
+        (0..len).step_by(block).map(move |start| start..len.min(start + block))
+    }
+
+    /// Calls `visit` for each run of a block, in order.
+    #[inline(always)]
+    pub fn runs(&self, block: Range<usize>, mut visit: impl FnMut(Run)) {
+        let (inner, strides) = self.dims[0];
+        let mut start = block.start;
+        while start < block.end {
+            let (mut rest, mut offsets) = (start, [0; 2]);
+            for (len, strides) in &self.dims {
+                let at = rest % len;
+                rest /= len;
+                offsets = [offsets[0] + at * strides[0], offsets[1] + at * strides[1]];
+            }
+            let len = (inner - start % inner).min(block.end - start);
+            visit(Run { at: start - block.start, len, offsets, strides });
+            start += len;
+        }
+    }
+}

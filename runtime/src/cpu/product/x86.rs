@@ -1,0 +1,245 @@
+//! Vector registers of AVX2 and AVX-512.
+
+use std::arch::x86_64::*;
+
+use super::vector::Vector;
+
+#[inline(always)]
+unsafe fn prefetch(p: *const f32, near: bool) {
+    // SAFETY: a prefetch reads nothing.
+    unsafe {
+        if near {
+            _mm_prefetch::<_MM_HINT_T0>(p.cast());
+        } else {
+            _mm_prefetch::<_MM_HINT_T1>(p.cast());
+        }
+    }
+}
+
+/// 16 lanes, with AVX-512.
+#[derive(Clone, Copy)]
+pub struct Avx512(__m512);
+
+/// The first `n` lanes.
+#[inline(always)]
+fn first(n: usize) -> __mmask16 {
+    if n >= 16 { 0xffff } else { (1u16 << n) - 1 }
+}
+
+// SAFETY of all blocks: the trait's; the caller has AVX-512.
+#[allow(clippy::undocumented_unsafe_blocks)]
+impl Vector for Avx512 {
+    const LANES: usize = 16;
+    const ROWS: usize = 14;
+    const WIDE: usize = 2;
+
+    #[inline(always)]
+    unsafe fn zero() -> Avx512 {
+        Avx512(unsafe { _mm512_setzero_ps() })
+    }
+
+    #[inline(always)]
+    unsafe fn splat(p: *const f32) -> Avx512 {
+        Avx512(unsafe { _mm512_set1_ps(*p) })
+    }
+
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> Avx512 {
+        Avx512(unsafe { _mm512_loadu_ps(p) })
+    }
+
+    #[inline(always)]
+    unsafe fn load_first(p: *const f32, n: usize) -> Avx512 {
+        Avx512(unsafe { _mm512_maskz_loadu_ps(first(n), p) })
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, p: *mut f32) {
+        unsafe { _mm512_storeu_ps(p, self.0) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_first(self, p: *mut f32, n: usize) {
+        unsafe { _mm512_mask_storeu_ps(p, first(n), self.0) }
+    }
+
+    #[inline(always)]
+    unsafe fn mul(self, b: Avx512) -> Avx512 {
+        Avx512(unsafe { _mm512_mul_ps(self.0, b.0) })
+    }
+
+    #[inline(always)]
+    unsafe fn mul_add(self, b: Avx512, c: Avx512) -> Avx512 {
+        Avx512(unsafe { _mm512_fmadd_ps(self.0, b.0, c.0) })
+    }
+
+    #[inline(always)]
+    unsafe fn add_one(a: f32, b: f32, c: f32) -> f32 {
+        a.mul_add(b, c)
+    }
+
+    /// Quarters of rows are put together while they are loaded, which leaves half of the shuffles.
+    #[inline(always)]
+    unsafe fn transpose(
+        from: *const f32,
+        apart: usize,
+        rows: usize,
+        to: *mut f32,
+        step: usize,
+        width: usize,
+    ) {
+        unsafe {
+            let mask = first(width);
+            // Register 4 q + r: of rows r, r + 4, r + 8 and r + 12 the numbers 4 q .. 4 q + 4.
+            let mut quarters = [_mm512_setzero_ps(); 16];
+            if rows >= 16 {
+                for r in 0..4 {
+                    let row = |i: usize| from.add((r + 4 * i) * apart);
+                    for q in 0..4 {
+                        let x = _mm512_castps128_ps512(_mm_loadu_ps(row(0).add(4 * q)));
+                        let x = _mm512_insertf32x4::<1>(x, _mm_loadu_ps(row(1).add(4 * q)));
+                        let x = _mm512_insertf32x4::<2>(x, _mm_loadu_ps(row(2).add(4 * q)));
+                        quarters[4 * q + r] = _mm512_insertf32x4::<3>(x, _mm_loadu_ps(row(3).add(4 * q)));
+                    }
+                }
+            } else {
+                for r in 0..4 {
+                    let row = |i: usize, q: usize| {
+                        let r = r + 4 * i;
+                        // A row that is missing is not read.
+                        let has = if r < rows { 0xf } else { 0 };
+                        _mm_maskz_loadu_ps(has, from.wrapping_add(r * apart + 4 * q))
+                    };
+                    for q in 0..4 {
+                        let x = _mm512_castps128_ps512(row(0, q));
+                        let x = _mm512_insertf32x4::<1>(x, row(1, q));
+                        let x = _mm512_insertf32x4::<2>(x, row(2, q));
+                        quarters[4 * q + r] = _mm512_insertf32x4::<3>(x, row(3, q));
+                    }
+                }
+            }
+            for q in 0..4 {
+                let [a, b, c, d] =
+                    [quarters[4 * q], quarters[4 * q + 1], quarters[4 * q + 2], quarters[4 * q + 3]];
+                let (pd, ps) = (|x| _mm512_castps_pd(x), |x| _mm512_castpd_ps(x));
+                let (ab, cd) = (_mm512_unpacklo_ps(a, b), _mm512_unpacklo_ps(c, d));
+                let (ab2, cd2) = (_mm512_unpackhi_ps(a, b), _mm512_unpackhi_ps(c, d));
+                let to = to.add(4 * q * step);
+                _mm512_mask_storeu_ps(to, mask, ps(_mm512_unpacklo_pd(pd(ab), pd(cd))));
+                _mm512_mask_storeu_ps(to.add(step), mask, ps(_mm512_unpackhi_pd(pd(ab), pd(cd))));
+                _mm512_mask_storeu_ps(to.add(2 * step), mask, ps(_mm512_unpacklo_pd(pd(ab2), pd(cd2))));
+                _mm512_mask_storeu_ps(to.add(3 * step), mask, ps(_mm512_unpackhi_pd(pd(ab2), pd(cd2))));
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch(p: *const f32, near: bool) {
+        unsafe { prefetch(p, near) }
+    }
+}
+
+/// 8 lanes, with AVX2 and FMA.
+#[derive(Clone, Copy)]
+pub struct Avx2(__m256);
+
+/// The first `n` lanes.
+#[inline(always)]
+unsafe fn first_of_8(n: usize) -> __m256i {
+    const LANES: [i32; 16] = [-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0];
+    // SAFETY: 8 numbers behind the start, which is at most 8, are there.
+    unsafe { _mm256_loadu_si256(LANES.as_ptr().add(8 - n.min(8)).cast()) }
+}
+
+// SAFETY of all blocks: the trait's; the caller has AVX2 and FMA.
+#[allow(clippy::undocumented_unsafe_blocks)]
+impl Vector for Avx2 {
+    const LANES: usize = 8;
+    const ROWS: usize = 6;
+    const WIDE: usize = 2;
+
+    #[inline(always)]
+    unsafe fn zero() -> Avx2 {
+        Avx2(unsafe { _mm256_setzero_ps() })
+    }
+
+    #[inline(always)]
+    unsafe fn splat(p: *const f32) -> Avx2 {
+        Avx2(unsafe { _mm256_set1_ps(*p) })
+    }
+
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> Avx2 {
+        Avx2(unsafe { _mm256_loadu_ps(p) })
+    }
+
+    #[inline(always)]
+    unsafe fn load_first(p: *const f32, n: usize) -> Avx2 {
+        Avx2(unsafe { _mm256_maskload_ps(p, first_of_8(n)) })
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, p: *mut f32) {
+        unsafe { _mm256_storeu_ps(p, self.0) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_first(self, p: *mut f32, n: usize) {
+        unsafe { _mm256_maskstore_ps(p, first_of_8(n), self.0) }
+    }
+
+    #[inline(always)]
+    unsafe fn mul(self, b: Avx2) -> Avx2 {
+        Avx2(unsafe { _mm256_mul_ps(self.0, b.0) })
+    }
+
+    #[inline(always)]
+    unsafe fn mul_add(self, b: Avx2, c: Avx2) -> Avx2 {
+        Avx2(unsafe { _mm256_fmadd_ps(self.0, b.0, c.0) })
+    }
+
+    #[inline(always)]
+    unsafe fn add_one(a: f32, b: f32, c: f32) -> f32 {
+        a.mul_add(b, c)
+    }
+
+    #[inline(always)]
+    unsafe fn transpose(
+        from: *const f32,
+        apart: usize,
+        rows: usize,
+        to: *mut f32,
+        step: usize,
+        width: usize,
+    ) {
+        unsafe {
+            let mut r = [_mm256_setzero_ps(); 8];
+            for (i, r) in r.iter_mut().enumerate().take(rows) {
+                *r = _mm256_loadu_ps(from.add(i * apart));
+            }
+            let (pd, ps) = (|x| _mm256_castps_pd(x), |x| _mm256_castpd_ps(x));
+            let mut t = [_mm256_setzero_ps(); 8];
+            for h in [0, 4] {
+                let (ab, cd) = (_mm256_unpacklo_ps(r[h], r[h + 1]), _mm256_unpacklo_ps(r[h + 2], r[h + 3]));
+                let (ab2, cd2) = (_mm256_unpackhi_ps(r[h], r[h + 1]), _mm256_unpackhi_ps(r[h + 2], r[h + 3]));
+                t[h] = ps(_mm256_unpacklo_pd(pd(ab), pd(cd)));
+                t[h + 1] = ps(_mm256_unpackhi_pd(pd(ab), pd(cd)));
+                t[h + 2] = ps(_mm256_unpacklo_pd(pd(ab2), pd(cd2)));
+                t[h + 3] = ps(_mm256_unpackhi_pd(pd(ab2), pd(cd2)));
+            }
+            for i in 0..4 {
+                let (low, high) = (
+                    _mm256_permute2f128_ps::<0x20>(t[i], t[i + 4]),
+                    _mm256_permute2f128_ps::<0x31>(t[i], t[i + 4]),
+                );
+                Avx2(low).store_first(to.add(i * step), width);
+                Avx2(high).store_first(to.add((i + 4) * step), width);
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch(p: *const f32, near: bool) {
+        unsafe { prefetch(p, near) }
+    }
+}
