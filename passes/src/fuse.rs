@@ -55,7 +55,7 @@ fn used_outside(stage: &Stage) -> Vec<Vec<bool>> {
 }
 
 /// Which groups a map joins. First those that make what it reads, so that what is between them is not stored; then whole
-/// groups those that read the same, so that it is loaded once.
+/// groups those that read the same tensor, so that it is loaded once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum With {
     Makers,
@@ -154,7 +154,9 @@ fn join(places: &mut Vec<Place>, made: &Made, readers: &Readers, single: Group, 
     let mut makers: Vec<usize> = loads.iter().filter_map(|b| made.get(b)).copied().collect();
     let mut siblings: Vec<usize> = match with {
         With::Makers => Vec::new(),
-        With::Siblings => loads.iter().filter_map(|b| readers.get(b)).flatten().copied().collect(),
+        With::Siblings => {
+            single.large_loads().iter().filter_map(|b| readers.get(b)).flatten().copied().collect()
+        }
     };
     for list in [&mut makers, &mut siblings] {
         list.sort_unstable_by(|a, b| b.cmp(a));

@@ -51,6 +51,14 @@ impl Group {
         self.reads.iter().map(|(b, _)| *b).collect()
     }
 
+    /// The buffers that are worth loading once with others that load them: all that have elements along some loop. Single
+    /// numbers cost nothing, but for a map that has nothing else.
+    pub(super) fn large_loads(&self) -> Buffers {
+        let reads = self.map.steps.iter().filter_map(Step::read);
+        let large = reads.filter(|(_, access)| !access.is_empty() || self.map.loops.is_empty());
+        large.map(|(read, _)| self.reads[read].0).collect()
+    }
+
     /// The buffers that it stores.
     pub(super) fn stores(&self) -> Buffers {
         self.writes.iter().map(|(b, _)| *b).collect()
