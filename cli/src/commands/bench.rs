@@ -151,10 +151,10 @@ fn report(m: &Measured, format: Format) -> Result<(), Failure> {
         return print(&(text + "\n"));
     }
     let mut text = format!(
-        "gemm-f32, 1024 cubed, 1 thread: {}/s; times {} cores: {}/s\n\
+        "products, 1024 cubed, 1 thread: {}/s; times {} cores: {}/s\n\
          step (best): {}, {} tokens/s, {} ranks on {} workers\n\
-         model FLOPs, attention whole: {}/s, {:.1} % of gemm on all cores\n\
-         products executed: {:.1} % of gemm on all cores\n",
+         model FLOPs, attention whole: {}/s, {:.1} % of products on all cores\n\
+         products executed: {:.1} % of that\n",
         units::count(m.gemm_flops, "FLOP"),
         m.cores,
         units::count(m.gemm_flops * m.cores as f64, "FLOP"),
