@@ -406,9 +406,8 @@ pub enum BenchCommand {
     Step(Box<StepArgs>),
     /// Writing a checkpoint, as a share of a plain write to the same disk
     Checkpoint(CheckpointArgs),
-    /// Collectives (not built yet)
-    #[command(hide = true)]
-    Collectives(Later),
+    /// Collectives among ranks of this process, in the columns of nccl-tests
+    Collectives(CollectivesArgs),
     /// Kernels (not built yet)
     #[command(hide = true)]
     Kernels(Later),
@@ -446,6 +445,35 @@ pub struct BesideArgs {
     /// How to split.
     #[command(flatten)]
     pub split: SplitArgs,
+}
+
+/// `meshc bench collectives`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Example:\n  meshc bench collectives --ranks 8 --min-bytes 65536 --max-bytes 134217728 --factor 4"
+)]
+pub struct CollectivesArgs {
+    /// How many ranks take part
+    #[arg(long, default_value_t = 8, value_name = "R")]
+    pub ranks: usize,
+    /// The smallest size
+    #[arg(short = 'b', long, default_value_t = 1 << 16, value_name = "BYTES")]
+    pub min_bytes: usize,
+    /// The largest size
+    #[arg(short = 'e', long, default_value_t = 1 << 26, value_name = "BYTES")]
+    pub max_bytes: usize,
+    /// From one size to the next
+    #[arg(short = 'f', long, default_value_t = 4, value_name = "X")]
+    pub factor: usize,
+    /// How often each is measured, after two that do not count; the median is shown
+    #[arg(short = 'n', long, default_value_t = 10, value_name = "N")]
+    pub iterations: usize,
+    /// Threads of the local backend
+    #[arg(long, value_name = "N")]
+    pub workers: Option<usize>,
+    /// Text for people, JSON for scripts
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    pub format: Format,
 }
 
 /// `meshc bench checkpoint`.

@@ -2,6 +2,7 @@
 
 pub(crate) mod bench;
 pub(crate) mod bench_checkpoint;
+pub(crate) mod bench_collectives;
 pub(crate) mod check;
 pub(crate) mod data;
 pub(crate) mod export;

@@ -75,7 +75,7 @@ fn dispatch(origin: &Origin, command: &Command) -> Result<(), Failure> {
         Command::Bench(args) => match &args.command {
             BenchCommand::Step(args) => commands::bench::run(origin, args),
             BenchCommand::Checkpoint(args) => commands::bench_checkpoint::run(args),
-            BenchCommand::Collectives(_) => later("bench collectives"),
+            BenchCommand::Collectives(args) => commands::bench_collectives::run(args),
             BenchCommand::Kernels(_) => later("bench kernels"),
         },
         Command::Search(_) => later("search"),

@@ -67,3 +67,39 @@ fn a_profile_says_where_the_time_goes() {
         .sum();
     assert!((whole - 100.0).abs() < 1.0, "{whole} %: {text}");
 }
+
+#[test]
+fn collectives_have_the_columns_of_nccl_tests() {
+    let run = |words: &[&str]| {
+        let done =
+            Command::new(env!("CARGO_BIN_EXE_meshc")).args(["bench", "collectives"]).args(words).output();
+        let done = done.unwrap();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        (done.status.code(), text(&done.stdout), text(&done.stderr))
+    };
+    let small = ["--ranks", "4", "-b", "1000", "-e", "16000", "-f", "4", "-n", "2"];
+    let (code, text, errors) = run(&small);
+    assert_eq!(code, Some(0), "{errors}");
+    let lines: Vec<Vec<&str>> =
+        text.lines().filter(|l| !l.starts_with('#')).map(|l| l.split_whitespace().collect()).collect();
+    // 1000, 4000 and 16000 bytes of four collectives: size, count, type, redop, root, time, two rates, wrong, of a copy.
+    assert_eq!(lines.len(), 12, "{text}");
+    assert!(lines.iter().all(|l| l.len() == 10 && l[2] == "float" && l[4] == "-1"), "{text}");
+    let (code, text, _) = run(&[&small[..], &["--format", "json"]].concat());
+    assert_eq!(code, Some(0));
+    let measured: Value = serde_json::from_str(&text).unwrap();
+    let number = |l: &Value, key: &str| l[key].as_f64().unwrap();
+    for l in measured["lines"].as_array().unwrap() {
+        let of = match l["collective"].as_str().unwrap() {
+            "all_reduce" => 2.0,
+            _ => 1.0,
+        };
+        let bus = number(l, "algbw") * of * 3.0 / 4.0;
+        assert!((number(l, "busbw") / bus - 1.0).abs() < 1e-9, "{l}");
+        let time = number(l, "bytes") / number(l, "algbw") * 1e-3;
+        assert!((number(l, "microseconds") / time - 1.0).abs() < 1e-9, "{l}");
+    }
+    for wrong in [&["--ranks", "1"][..], &["-b", "0"], &["-b", "9", "-e", "8"], &["-f", "1"]] {
+        assert_eq!(run(wrong).0, Some(2), "{wrong:?}");
+    }
+}

@@ -6,6 +6,7 @@ pub mod chain;
 pub mod llama;
 pub mod meaning;
 pub mod oracle;
+pub mod peers;
 pub mod random;
 pub mod spread;
 pub mod tables;
