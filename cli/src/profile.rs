@@ -183,6 +183,7 @@ fn kind(instruction: &Instruction) -> &'static str {
             Body::Map(_) => "map",
             Body::Scatter(_) => "scatter",
             Body::TopK(_) => "top_k",
+            Body::Chain(_) => "attention",
         },
         Instruction::Start { parts, .. } => parts.first().map_or("collective", |p| p.step.name()),
         Instruction::Local { step, .. } => step.name(),

@@ -46,3 +46,6 @@ pub const GRADIENTS: &[Gradient] = &[
     Gradient { composite: "softcap", output: "out", body: pointwise::softcap_gradient },
     Gradient { composite: "rotary", output: "out", body: rotary::gradient },
 ];
+
+/// Composites whose kernels can be one, a chain, so that what is between their products is never kept.
+pub const ONE_KERNEL: &[&str] = &["attention", "attention_gradient"];

@@ -11,7 +11,11 @@
 //! }
 //! ```
 
+mod chain;
+
 use smallvec::{SmallVec, smallvec};
+
+pub use chain::{Chain, Link, Operand, Use};
 
 use crate::{Axes, Binary, DType, Dim, Draw, Name, Reduce, Unary};
 
@@ -180,6 +184,8 @@ pub enum Body {
     Scatter(Scatter),
     /// The best along a loop.
     TopK(TopK),
+    /// Several kernels, block by block.
+    Chain(Chain),
 }
 
 /// A kernel: a body, and the element types of its operands.
@@ -357,13 +363,14 @@ impl Map {
 }
 
 impl Body {
-    /// All loops, those only looked up last.
+    /// All loops, those only looked up last; of a chain those that its kernels share, and then all others.
     pub fn loops(&self) -> Vec<&Loop> {
         match self {
             Body::Map(m) => m.loops.iter().chain(&m.looked).collect(),
             Body::Contract(c) => c.loops.iter().collect(),
             Body::Scatter(s) => s.loops.iter().collect(),
             Body::TopK(t) => t.loops.iter().collect(),
+            Body::Chain(c) => c.all_loops(),
         }
     }
 }

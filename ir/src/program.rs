@@ -65,6 +65,8 @@ pub struct Buffer {
     pub state: Option<Name>,
     /// The value of the sharded graph that it holds.
     pub value: Option<Value>,
+    /// Which composite it was made in, if that is one of [`crate::composite::ONE_KERNEL`].
+    pub inside: Option<u32>,
     /// Element type.
     pub dtype: DType,
     /// Global shape.
@@ -224,6 +226,23 @@ impl Instruction {
     /// The start of a collective that moves one tensor.
     pub fn start(token: u32, step: Move, from: BufferId, to: BufferId) -> Instruction {
         Instruction::Start { token, parts: vec![Transfer { step, from, to }] }
+    }
+
+    /// The kernel that it runs.
+    pub fn kernel(&self) -> Option<&Kernel> {
+        match self {
+            Instruction::Launch { kernel, .. } => Some(kernel),
+            Instruction::Feed { .. }
+            | Instruction::Local { .. }
+            | Instruction::Start { .. }
+            | Instruction::Wait { .. }
+            | Instruction::Send { .. }
+            | Instruction::Sent { .. }
+            | Instruction::Receive { .. }
+            | Instruction::Received { .. }
+            | Instruction::Assign { .. }
+            | Instruction::Tap { .. } => None,
+        }
     }
 
     /// Token and tensors of the collective that it starts.

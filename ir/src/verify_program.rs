@@ -2,6 +2,7 @@
 //!
 //! - Operands have the element types, sizes and splits that their kernel's accesses say.
 //! - A step uses registers defined before it; rows are reduced from numbers of the point; stores reach every element.
+//! - The kernels of a chain share its loops; what is between them is written once, before it is read.
 //! - A move leads from the sharding of what it reads to that of what it writes.
 //! - Each collective is waited for once, in its segment, and its buffers are not touched meanwhile. What one call moves
 //!   goes by one collective over the same axes.
@@ -11,6 +12,7 @@
 //!   What lies in a slot is read for the micro-batch that it was written for.
 //! - Buffers lie inside their regions, aligned; a state is assigned what is like it; what leaves is not partial.
 
+mod chain;
 mod memory;
 mod messages;
 
@@ -96,6 +98,9 @@ pub enum ProgramFault {
     /// Pairs merged by a step of a map.
     #[error("step {0} combines single numbers by merging pairs")]
     PairsOfMap(usize),
+    /// A chain whose kernels do not go together.
+    #[error("kernel {0} of a chain {1}")]
+    Chain(usize, String),
     /// A loop of a top-k that is not what it must be.
     #[error("loop {0} of a top-k is {1}")]
     TopK(String, &'static str),
@@ -307,7 +312,7 @@ impl Check<'_> {
             let Some(r) = reads.iter().position(|b| b == id) else { continue };
             let fits = match &kernel.body {
                 Body::Map(map) => map.in_place(r, w),
-                Body::Contract(_) | Body::Scatter(_) | Body::TopK(_) => false,
+                Body::Contract(_) | Body::Scatter(_) | Body::TopK(_) | Body::Chain(_) => false,
             };
             if !fits {
                 self.report(at, ProgramFault::InPlace(*id));
@@ -315,7 +320,18 @@ impl Check<'_> {
         }
         let loops = kernel.body.loops();
         match &kernel.body {
-            Body::Map(map) => self.map(at, map, &loops, reads, writes),
+            Body::Map(map) => {
+                for step in &map.steps {
+                    if let Some((read, access)) = step.read() {
+                        self.operand(at, access, &loops, reads.get(read));
+                    }
+                    if let Some((write, access, _)) = step.write() {
+                        self.operand(at, access, &loops, writes.get(write));
+                    }
+                }
+                self.steps(at, map, &loops);
+            }
+            Body::Chain(c) => self.chain(at, c, kernel, reads, writes),
             Body::Contract(c) => {
                 self.operand(at, &c.a, &loops, reads.first());
                 self.operand(at, &c.b, &loops, reads.get(1));
@@ -383,7 +399,7 @@ impl Check<'_> {
         }
     }
 
-    fn map(&mut self, at: &dyn Display, map: &Map, loops: &[&Loop], reads: &[BufferId], writes: &[BufferId]) {
+    fn steps(&mut self, at: &dyn Display, map: &Map, loops: &[&Loop]) {
         for (i, step) in map.steps.iter().enumerate() {
             let undefined = |r: &usize| *r >= i || !map.steps[*r].defines();
             if let Some(r) = step.uses().into_iter().find(undefined) {
@@ -394,24 +410,16 @@ impl Check<'_> {
         let (n, outer) = (map.loops.len(), map.loops.len() - map.row);
         for (i, step) in map.steps.iter().enumerate() {
             match step {
-                Step::Load { read, access } | Step::LoadAt { read, access, .. } => {
-                    self.operand(at, access, loops, reads.get(*read));
-                }
-                Step::Store { write, access, of } => {
-                    self.operand(at, access, loops, writes.get(*write));
+                Step::Store { access, of, .. } => {
                     let has = |l: usize| access.iter().flatten().any(|x| *x == l);
                     let lacks = (0..if point[*of] { n } else { outer }).find(|l| !has(*l));
                     if let Some(l) = lacks {
                         self.report(at, ProgramFault::StoreLacks(i, loops[l].name.to_string()));
                     }
                 }
-                Step::Accumulate { write, access, reduce, .. } => {
-                    self.operand(at, access, loops, writes.get(*write));
-                    if *reduce == Reduce::Top {
-                        self.report(at, ProgramFault::PairsOfMap(i));
-                    }
+                Step::Accumulate { reduce: Reduce::Top, .. } | Step::Row(Reduce::Top, _) => {
+                    self.report(at, ProgramFault::PairsOfMap(i));
                 }
-                Step::Row(Reduce::Top, _) => self.report(at, ProgramFault::PairsOfMap(i)),
                 Step::Row(_, r) if !point[*r] => self.report(at, ProgramFault::RowOfRow(i)),
                 Step::Iota(l) if *l >= n => self.report(at, ProgramFault::Undefined(i, format!("loop {l}"))),
                 Step::Random { inner, .. } => {
@@ -421,7 +429,10 @@ impl Check<'_> {
                         self.report(at, ProgramFault::Undefined(i, format!("loop {l}")));
                     }
                 }
-                Step::Row(..)
+                Step::Load { .. }
+                | Step::LoadAt { .. }
+                | Step::Accumulate { .. }
+                | Step::Row(..)
                 | Step::Iota(_)
                 | Step::Const(_)
                 | Step::Unary(..)

@@ -82,7 +82,7 @@ fn single(instruction: Instruction) -> Place {
         let Kernel { reads: from, writes: to, body } = kernel;
         match body {
             Body::Map(map) => Place::Group(Group::of(map, (reads, from), (writes, to))),
-            Body::Contract(_) | Body::Scatter(_) | Body::TopK(_) => {
+            Body::Contract(_) | Body::Scatter(_) | Body::TopK(_) | Body::Chain(_) => {
                 let kernel = Kernel { reads: from, writes: to, body };
                 Place::Other(Instruction::Launch { kernel, reads, writes })
             }
@@ -205,20 +205,9 @@ fn sink(places: &mut [Place], made: &mut Made, readers: &mut Readers, from: usiz
 
 /// The map of a launch, if it is one.
 fn map_of(instruction: &Instruction) -> Option<(&Kernel, &ir::kernel::Map)> {
-    match instruction {
-        Instruction::Launch { kernel, .. } => match &kernel.body {
-            Body::Map(map) => Some((kernel, map)),
-            Body::Contract(_) | Body::Scatter(_) | Body::TopK(_) => None,
-        },
-        Instruction::Feed { .. }
-        | Instruction::Local { .. }
-        | Instruction::Start { .. }
-        | Instruction::Wait { .. }
-        | Instruction::Assign { .. }
-        | Instruction::Send { .. }
-        | Instruction::Sent { .. }
-        | Instruction::Receive { .. }
-        | Instruction::Received { .. }
-        | Instruction::Tap { .. } => None,
+    let kernel = instruction.kernel()?;
+    match &kernel.body {
+        Body::Map(map) => Some((kernel, map)),
+        Body::Contract(_) | Body::Scatter(_) | Body::TopK(_) | Body::Chain(_) => None,
     }
 }

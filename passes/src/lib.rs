@@ -8,6 +8,7 @@ mod atoms;
 mod autodiff;
 mod bucket;
 mod buffers;
+mod chain;
 mod choose;
 mod constrain;
 mod driver;
@@ -77,6 +78,8 @@ pub const CHOSEN: &[Pass<ShardedGraph>] = &[
 pub const PROGRAM: &[Pass<Program>] = &[
     // Makes few large kernels of many small ones, so that the passes behind it see what is really stored.
     Pass { name: "fuse", run: fuse::run },
+    // Behind `fuse`: a chain is of few large maps. Before all that has to know what is stored.
+    Pass { name: "chain", run: chain::run },
     // Needs the kernel that computes a new state in one piece; spares `place` the room for it.
     Pass { name: "assign", run: assign::run },
     // Needs to know what works in place; moves collectives, so before those that join them and part them from their waits.

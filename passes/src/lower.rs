@@ -18,9 +18,10 @@ mod sites;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use ir::composite::ONE_KERNEL;
 use ir::program::{Buffer, BufferId, Duty, Instruction, Message, Program, Region, Segment, Stage};
 use ir::schedule::Kind;
-use ir::{Name, Node, Op, ShardedGraph, Unary, Value, moves_of};
+use ir::{Graph, Name, Node, Op, ShardedGraph, Unary, Value, moves_of};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
@@ -36,6 +37,7 @@ pub fn lower(sharded: &ShardedGraph) -> Program {
     let mut lowering = Lowering {
         sharded,
         root: roots(sharded, microbatches),
+        inside: inside(graph),
         sites,
         rows,
         microbatches,
@@ -79,6 +81,16 @@ fn roots(sharded: &ShardedGraph, microbatches: usize) -> Vec<usize> {
         root[node.results[0].index()] = root[node.args[0].index()];
     }
     root
+}
+
+/// By value the instance of a composite that can run as one kernel.
+fn inside(graph: &Graph) -> Vec<Option<u32>> {
+    let mut inside = vec![None; graph.values.len()];
+    for node in &graph.nodes {
+        let tag = node.tag.as_ref().filter(|tag| ONE_KERNEL.contains(&&*tag.composite));
+        node.results.iter().for_each(|v| inside[v.index()] = tag.map(|tag| tag.instance));
+    }
+    inside
 }
 
 /// Whether the result is the operand itself, so that both share a buffer. With one micro-batch a sum over
@@ -156,6 +168,8 @@ struct Lowering<'a> {
     sharded: &'a ShardedGraph,
     /// By value that whose buffer it shares.
     root: Vec<usize>,
+    /// By value the composite that it is made in, if that can run as one kernel.
+    inside: Vec<Option<u32>>,
     sites: Sites,
     rows: Vec<Row>,
     microbatches: usize,
@@ -256,6 +270,7 @@ impl Lowering<'_> {
         Buffer {
             state: None,
             value: Some(value),
+            inside: self.inside[value.index()],
             dtype: ty.dtype,
             shape: ty.shape.clone(),
             sharding: self.sharded.sharding(value).clone(),
@@ -389,8 +404,13 @@ impl Lowering<'_> {
             return from;
         }
         let kernel = kernels::copy(&buffer);
-        let to =
-            self.row(site.0).push(Buffer { state: None, value: None, region: Region::Scratch, ..buffer });
+        let to = self.row(site.0).push(Buffer {
+            state: None,
+            value: None,
+            inside: None,
+            region: Region::Scratch,
+            ..buffer
+        });
         self.emit(site, Duty::Work, Instruction::Launch { kernel, reads: vec![from], writes: vec![to] });
         to
     }

@@ -1,6 +1,6 @@
 //! What an instruction costs a rank, from the very instruction that runs: operations, bytes, seconds.
 
-use ir::kernel::{Body, Kernel, Step};
+use ir::kernel::{Body, Kernel, Loop, Step};
 use ir::program::{Buffer, BufferId, Stage, Transfer};
 use ir::{DType, Mesh, Move, Sharding, bound, local_shape};
 
@@ -19,26 +19,44 @@ pub struct Work {
 
 /// What a launch does.
 pub fn launch(kernel: &Kernel, reads: &[BufferId], writes: &[BufferId], stage: &Stage, mesh: &Mesh) -> Work {
-    let points: f64 = match &kernel.body {
-        Body::Map(map) => map.loops.iter().map(|l| bound(l.size, &l.axes, mesh) as f64).product(),
-        Body::Contract(c) => c.loops.iter().map(|l| bound(l.size, &l.axes, mesh) as f64).product(),
+    let bytes = reads.iter().chain(writes).map(|b| stage.buffers[b.index()].bytes(mesh) as f64).sum();
+    Work { flops: flops(kernel, mesh), bytes, bf16: bf16(kernel) }
+}
+
+/// Operations of a kernel on the rank with the largest pieces.
+fn flops(kernel: &Kernel, mesh: &Mesh) -> f64 {
+    let over = |loops: &mut dyn Iterator<Item = &Loop>| -> f64 {
+        loops.map(|l| bound(l.size, &l.axes, mesh) as f64).product()
+    };
+    match &kernel.body {
+        Body::Map(map) => over(&mut map.loops.iter()) * map.steps.iter().map(step).sum::<f64>(),
+        Body::Contract(c) => 2.0 * over(&mut c.loops.iter()),
         Body::Scatter(s) => {
             let inner = s.loops.iter().enumerate().filter(|(i, _)| *i != s.looked);
-            inner.map(|(_, l)| bound(l.size, &l.axes, mesh) as f64).product()
+            over(&mut inner.map(|(_, l)| l))
         }
-        Body::TopK(t) => {
-            let read = t.source.iter().flatten().map(|l| &t.loops[*l]);
-            read.map(|l| bound(l.size, &l.axes, mesh) as f64).product()
-        }
-    };
-    let each = match &kernel.body {
-        Body::Map(map) => map.steps.iter().map(step).sum(),
-        Body::Contract(_) => 2.0,
-        Body::Scatter(_) | Body::TopK(_) => 1.0,
-    };
-    let bytes = reads.iter().chain(writes).map(|b| stage.buffers[b.index()].bytes(mesh) as f64).sum();
-    let bf16 = matches!(kernel.body, Body::Contract(_)) && kernel.reads[0] == DType::BF16;
-    Work { flops: points * each, bytes, bf16 }
+        Body::TopK(t) => over(&mut t.source.iter().flatten().map(|l| &t.loops[*l])),
+        // Also of keys that no query of a block sees: which, only the data say.
+        Body::Chain(chain) => chain.links.iter().map(|link| flops(&link.kernel, mesh)).sum(),
+    }
+}
+
+/// Whether its operations are products of bf16, but for those between them.
+pub fn bf16(kernel: &Kernel) -> bool {
+    match &kernel.body {
+        Body::Contract(_) => kernel.reads[0] == DType::BF16,
+        Body::Chain(chain) => chain.links.iter().any(|link| bf16(&link.kernel)),
+        Body::Map(_) | Body::Scatter(_) | Body::TopK(_) => false,
+    }
+}
+
+/// Operations of the matrix products of a kernel.
+pub fn product_flops(kernel: &Kernel, mesh: &Mesh) -> f64 {
+    match &kernel.body {
+        Body::Contract(_) => flops(kernel, mesh),
+        Body::Chain(chain) => chain.links.iter().map(|link| product_flops(&link.kernel, mesh)).sum(),
+        Body::Map(_) | Body::Scatter(_) | Body::TopK(_) => 0.0,
+    }
 }
 
 /// Operations of one random number: ten rounds of two wide products, four exclusive ors and two sums give four, and each

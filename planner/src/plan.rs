@@ -3,11 +3,10 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use ir::kernel::{Body, Contract};
 use ir::program::{BufferId, Instruction, Program, Region, Segment, Stage};
 use ir::schedule::Kind;
 use ir::state::Role;
-use ir::{DType, Op, Part, ShardedGraph, Value, moves_of};
+use ir::{Op, Part, ShardedGraph, Value, moves_of};
 use serde::Serialize;
 
 use crate::cluster::Cluster;
@@ -316,10 +315,7 @@ fn model(sharded: &ShardedGraph) -> Model {
 
 /// Whether products read bf16.
 fn mixed(program: &Program) -> bool {
-    let narrow = |i: &Instruction| {
-        matches!(i, Instruction::Launch { kernel, .. }
-            if matches!(kernel.body, Body::Contract(_)) && kernel.reads[0] == DType::BF16)
-    };
+    let narrow = |i: &Instruction| matches!(i, Instruction::Launch { kernel, .. } if cost::bf16(kernel));
     each_segment(program).any(|(_, _, segment, _)| segment.instructions.iter().any(narrow))
 }
 
@@ -541,24 +537,6 @@ fn full_gathers(sharded: &ShardedGraph) -> Vec<FullGather> {
 
 /// The operations of all matrix products that run, on the rank with the largest pieces.
 pub fn contract_flops(program: &Program) -> f64 {
-    let flops = |c: &Contract| -> f64 {
-        2.0 * c.loops.iter().map(|l| ir::bound(l.size, &l.axes, &program.mesh) as f64).product::<f64>()
-    };
-    let of = |i: &Instruction| match i {
-        Instruction::Launch { kernel, .. } => match &kernel.body {
-            Body::Contract(c) => flops(c),
-            Body::Map(_) | Body::Scatter(_) | Body::TopK(_) => 0.0,
-        },
-        Instruction::Feed { .. }
-        | Instruction::Local { .. }
-        | Instruction::Start { .. }
-        | Instruction::Wait { .. }
-        | Instruction::Assign { .. }
-        | Instruction::Send { .. }
-        | Instruction::Sent { .. }
-        | Instruction::Receive { .. }
-        | Instruction::Received { .. }
-        | Instruction::Tap { .. } => 0.0,
-    };
+    let of = |i: &Instruction| i.kernel().map_or(0.0, |kernel| cost::product_flops(kernel, &program.mesh));
     each_segment(program).map(|(_, _, s, n)| n as f64 * s.instructions.iter().map(of).sum::<f64>()).sum()
 }

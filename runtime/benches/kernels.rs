@@ -69,7 +69,7 @@ fn run(c: &mut Criterion, case: &Case) {
         + case.writes.iter().zip(&kernel.writes).map(|(n, t)| n * t.bytes()).sum::<usize>();
     let mut group = c.benchmark_group("cpu");
     group.throughput(match kernel.body {
-        Body::Contract(_) => Throughput::Elements(compiled.flops() as u64),
+        Body::Contract(_) | Body::Chain(_) => Throughput::Elements(compiled.flops() as u64),
         Body::Map(_) | Body::Scatter(_) | Body::TopK(_) => Throughput::Bytes(bytes as u64),
     });
     // SAFETY: the operands are as large as the kernel's.

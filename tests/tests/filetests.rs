@@ -24,7 +24,7 @@ macro_rules! passes {
     };
 }
 
-passes! { autodiff optimizer untap precision simplify recompute atoms constrain choose reshard lower fuse assign last bucket overlap place }
+passes! { autodiff optimizer untap precision simplify recompute atoms constrain choose reshard lower fuse chain assign last bucket overlap place }
 
 fn read(path: &Path) -> String {
     std::fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))

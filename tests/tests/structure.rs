@@ -160,7 +160,7 @@ fn every_printed_form_parses_back_to_itself() {
             assert_eq!(again.as_deref(), Ok(&*text), "{model} on `{mesh}` after {name}");
             names.push(name);
         });
-        assert_eq!(names.len(), 18);
+        assert_eq!(names.len(), 19);
     }
 }
 

@@ -24,6 +24,7 @@ fn rule(fault: &ProgramFault) -> &'static str {
         ProgramFault::NoMove { .. } => "no move",
         ProgramFault::NoPairs { .. } => "no pairs",
         ProgramFault::PairsOfMap(_) => "pairs of map",
+        ProgramFault::Chain(..) => "chain",
         ProgramFault::TopK(..) => "top-k",
         ProgramFault::Unlike(..) => "unlike",
         ProgramFault::Mixed(_) => "mixed",
@@ -47,7 +48,7 @@ fn rule(fault: &ProgramFault) -> &'static str {
     }
 }
 
-const RULES: [&str; 31] = [
+const RULES: [&str; 32] = [
     "operands",
     "type",
     "extent",
@@ -59,6 +60,7 @@ const RULES: [&str; 31] = [
     "no move",
     "no pairs",
     "pairs of map",
+    "chain",
     "top-k",
     "unlike",
     "mixed",
@@ -85,7 +87,7 @@ const RULES: [&str; 31] = [
 /// for its head, the instruction for all its lines, the call.
 fn expected(text: &str) -> BTreeSet<String> {
     let mut all = BTreeSet::new();
-    let (mut segment, mut instruction, mut calls, mut in_map) = (String::new(), 0, 0, false);
+    let (mut segment, mut instruction, mut calls, mut open) = (String::new(), 0, 0, 0);
     let mut stage = String::new();
     for line in text.lines() {
         let mut parts = line.split("; error: ");
@@ -106,8 +108,9 @@ fn expected(text: &str) -> BTreeSet<String> {
             calls += 1;
         } else if !segment.is_empty() && !head.is_empty() {
             at = format!("{segment}, instruction {instruction}");
-            in_map = head.ends_with('{') || in_map && head != "}";
-            instruction += usize::from(!in_map);
+            open += usize::from(head.ends_with('{'));
+            open -= usize::from(head == "}");
+            instruction += usize::from(open == 0);
         }
         all.extend(parts.map(|message| format!("{at}: {}", message.trim())));
     }

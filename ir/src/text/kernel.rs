@@ -3,7 +3,9 @@
 use smallvec::smallvec;
 
 use super::scan::Scan;
-use crate::kernel::{Access, Body, Contract, Kernel, Loop, Map, Register, Scatter, Step, TopK};
+use crate::kernel::{
+    Access, Body, Chain, Contract, Kernel, Link, Loop, Map, Operand, Register, Scatter, Step, TopK,
+};
 use crate::{Axes, Binary, DType, Dim, Mesh, Reduce, Unary};
 
 fn show_loop(l: &Loop, mesh: &Mesh) -> String {
@@ -67,7 +69,24 @@ pub(super) fn show(kernel: &Kernel, mesh: &Mesh, indent: &str) -> String {
             show_access(&t.out, &names),
             names[t.searched].name
         ),
+        Body::Chain(c) => {
+            let mut text = format!("chain [{}] {types} {{\n", show_loops(&c.loops, mesh));
+            for link in &c.links {
+                let (reads, writes) = (show_operands(&link.reads), show_operands(&link.writes));
+                let kernel = show(&link.kernel, mesh, &format!("{indent}  "));
+                text += &format!("{indent}  {reads} -> {writes} {kernel}\n");
+            }
+            text + indent + "}"
+        }
     }
+}
+
+fn show_operands(of: &[Operand]) -> String {
+    let one = |o: &Operand| match o {
+        Operand::Outside(i) => i.to_string(),
+        Operand::Between(i) => format!("i{i}"),
+    };
+    of.iter().map(one).collect::<Vec<_>>().join(", ")
 }
 
 fn show_step(i: usize, step: &Step, names: &[&Loop]) -> String {
@@ -101,13 +120,85 @@ fn show_step(i: usize, step: &Step, names: &[&Loop]) -> String {
     format!("r{i} = {}", right.trim_end())
 }
 
-/// A kernel's head has been read; the steps of a map follow, one a line, up to a line `}`.
+/// A kernel's head has been read.
 #[derive(Debug)]
 pub(super) enum Head {
     /// Nothing follows.
     Done(Kernel),
-    /// Steps follow.
-    Steps(Kernel),
+    /// More lines follow.
+    Open(Box<Open>),
+}
+
+/// A kernel of which lines follow, up to a line `}`: the steps of a map, or the kernels of a chain.
+#[derive(Debug)]
+pub(super) struct Open {
+    /// What was read so far.
+    pub kernel: Kernel,
+    /// A map of a chain that is not read to its end.
+    link: Option<Link>,
+}
+
+impl Open {
+    fn new(reads: Vec<DType>, writes: Vec<DType>, body: Body) -> Open {
+        Open { kernel: Kernel { reads, writes, body }, link: None }
+    }
+
+    /// Reads a line: whether it was the last.
+    pub fn line(&mut self, line: &str, mesh: &Mesh) -> Result<bool, String> {
+        let ends = line == "}";
+        match &mut self.kernel.body {
+            Body::Map(_) if ends => Ok(true),
+            Body::Map(map) => {
+                let step = parse_step(line, map)?;
+                map.steps.push(step);
+                Ok(false)
+            }
+            Body::Chain(chain) => {
+                match &mut self.link {
+                    Some(link) if ends => chain.links.push(link.clone()),
+                    Some(Link { kernel: Kernel { body: Body::Map(map), .. }, .. }) => {
+                        let step = parse_step(line, map)?;
+                        map.steps.push(step);
+                        return Ok(false);
+                    }
+                    Some(_) => return Err("a chain is of maps and contractions".to_string()),
+                    None if ends => return Ok(true),
+                    None => {
+                        let (link, open) = parse_link(line, mesh)?;
+                        match open {
+                            true => self.link = Some(link),
+                            false => chain.links.push(link),
+                        }
+                        return Ok(false);
+                    }
+                }
+                self.link = None;
+                Ok(false)
+            }
+            Body::Contract(_) | Body::Scatter(_) | Body::TopK(_) => Err(format!("unexpected `{line}`")),
+        }
+    }
+}
+
+/// Reads a kernel of a chain, or the head of a map: then it is open.
+fn parse_link(line: &str, mesh: &Mesh) -> Result<(Link, bool), String> {
+    let wrong = || "a kernel of a chain reads `0, i0 -> i1 map ...`".to_string();
+    let (reads, rest) = line.split_once("->").ok_or_else(wrong)?;
+    let split = rest.find(['m', 'c', 's', 't']).ok_or_else(wrong)?;
+    let (kernel, open) = match parse_head(&mut Scan::new(&rest[split..]), mesh)? {
+        Head::Done(kernel) => (kernel, false),
+        Head::Open(open) => (open.kernel, true),
+    };
+    Ok((Link { kernel, reads: parse_operands(reads)?, writes: parse_operands(&rest[..split])? }, open))
+}
+
+fn parse_operands(text: &str) -> Result<Vec<Operand>, String> {
+    let words = text.split(',').map(str::trim).filter(|t| !t.is_empty());
+    let one = |t: &str| match t.strip_prefix('i') {
+        Some(number) => number.parse().map(Operand::Between),
+        None => t.parse().map(Operand::Outside),
+    };
+    words.map(|t| one(t).map_err(|_| format!("`{t}` is no operand of a chain"))).collect()
 }
 
 pub(super) fn parse_head(scan: &mut Scan, mesh: &Mesh) -> Result<Head, String> {
@@ -126,11 +217,8 @@ pub(super) fn parse_head(scan: &mut Scan, mesh: &Mesh) -> Result<Head, String> {
         };
         let (reads, writes) = parse_types(scan)?;
         scan.expect("{")?;
-        return Ok(Head::Steps(Kernel {
-            reads,
-            writes,
-            body: Body::Map(Map { loops, row, looked, steps: Vec::new() }),
-        }));
+        let body = Body::Map(Map { loops, row, looked, steps: Vec::new() });
+        return Ok(Head::Open(Box::new(Open::new(reads, writes, body))));
     }
     if scan.eat("contract(") {
         let scale = scan.number()?;
@@ -162,6 +250,14 @@ pub(super) fn parse_head(scan: &mut Scan, mesh: &Mesh) -> Result<Head, String> {
         let searched = loop_named(scan.word()?, &names)?;
         let body = Body::TopK(TopK { loops, source, out, searched });
         return Ok(Head::Done(Kernel { reads, writes, body }));
+    }
+    if scan.eat("chain ") {
+        scan.expect("[")?;
+        let loops = parse_loops(scan, "]", mesh)?;
+        let (reads, writes) = parse_types(scan)?;
+        scan.expect("{")?;
+        let body = Body::Chain(Chain { loops, links: Vec::new() });
+        return Ok(Head::Open(Box::new(Open::new(reads, writes, body))));
     }
     scan.expect("scatter ")?;
     scan.expect("[")?;

@@ -20,7 +20,6 @@ use std::fmt;
 
 use super::scan::{Scan, parse_shape, show_shape};
 use super::{ParseError, code, kernel, tables};
-use crate::kernel::{Body, Kernel};
 use crate::program::{
     Buffer, BufferId, Call, Duty, Instruction, Message, Program, Region, Segment, Stage, Transfer,
 };
@@ -70,6 +69,7 @@ fn show_buffer(b: &Buffer, mesh: &Mesh) -> String {
     );
     b.state.iter().for_each(|name| text += &format!(" of {name}"));
     b.value.iter().for_each(|v| text += &format!(" for {v}"));
+    b.inside.iter().for_each(|n| text += &format!(" inside {n}"));
     text
 }
 
@@ -114,7 +114,7 @@ pub(crate) fn show_instruction(instruction: &Instruction, mesh: &Mesh) -> String
 /// The first line that cannot be read.
 pub fn parse_program(text: &str) -> Result<Program, ParseError> {
     let mut program = Program::default();
-    let mut open: Option<Instruction> = None;
+    let mut open: Option<Launch> = None;
     for (i, line) in text.lines().enumerate() {
         let line = code(line).trim();
         if !line.is_empty() {
@@ -124,18 +124,24 @@ pub fn parse_program(text: &str) -> Result<Program, ParseError> {
     }
     match open {
         None => Ok(program),
-        Some(_) => Err(ParseError { line: text.lines().count(), message: "a map without `}`".to_string() }),
+        Some(_) => {
+            Err(ParseError { line: text.lines().count(), message: "a kernel without `}`".to_string() })
+        }
     }
 }
 
-fn read_line(program: &mut Program, open: &mut Option<Instruction>, line: &str) -> Result<(), String> {
+/// A launch of which lines follow.
+struct Launch {
+    reads: Vec<BufferId>,
+    writes: Vec<BufferId>,
+    open: Box<kernel::Open>,
+}
+
+fn read_line(program: &mut Program, open: &mut Option<Launch>, line: &str) -> Result<(), String> {
     if let Some(mut launch) = open.take() {
-        if line == "}" {
-            return push(program, launch);
-        }
-        if let Instruction::Launch { kernel: Kernel { body: Body::Map(map), .. }, .. } = &mut launch {
-            let step = kernel::parse_step(line, map)?;
-            map.steps.push(step);
+        if launch.open.line(line, &program.mesh)? {
+            let Launch { reads, writes, open } = launch;
+            return push(program, Instruction::Launch { kernel: open.kernel, reads, writes });
         }
         *open = Some(launch);
         return Ok(());
@@ -192,7 +198,7 @@ fn read_line(program: &mut Program, open: &mut Option<Instruction>, line: &str) 
             kernel::Head::Done(kernel) => {
                 return push(program, Instruction::Launch { kernel, reads, writes });
             }
-            kernel::Head::Steps(kernel) => *open = Some(Instruction::Launch { kernel, reads, writes }),
+            kernel::Head::Open(kernel) => *open = Some(Launch { reads, writes, open: kernel }),
         }
     } else {
         let instruction = parse_short(&mut scan, &mesh)?;
@@ -245,13 +251,17 @@ fn parse_buffer(scan: &mut Scan, place: usize, mesh: &Mesh) -> Result<Buffer, St
         None => return Err("a buffer needs an offset, or `?`".to_string()),
     };
     let sharding = Sharding::parse(sharding, mesh)?;
-    let mut buffer = Buffer { state: None, value: None, dtype, shape, sharding, region, offset };
+    let mut buffer =
+        Buffer { state: None, value: None, inside: None, dtype, shape, sharding, region, offset };
     while let Some(word) = words.next() {
         match (word, words.next()) {
             ("of", Some(name)) => buffer.state = Some(name.into()),
             ("for", Some(v)) => {
                 let number = v.strip_prefix('v').and_then(|n| n.parse().ok());
                 buffer.value = Some(Value(number.ok_or_else(|| format!("`{v}` is no value"))?));
+            }
+            ("inside", Some(n)) => {
+                buffer.inside = Some(n.parse().map_err(|_| format!("`{n}` is no composite"))?);
             }
             (other, _) => return Err(format!("unexpected `{other}`")),
         }

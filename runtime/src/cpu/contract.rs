@@ -4,7 +4,7 @@
 use ir::DType;
 use ir::kernel::Contract;
 
-use super::layout::{count, merged, points, ranges, strides};
+use super::layout::{Extents, count, merged, points, strides};
 #[cfg(target_arch = "x86_64")]
 use super::product::bf16;
 use super::product::{self, Side, level};
@@ -35,11 +35,14 @@ enum Product {
     BF16(bf16::Plan),
 }
 
-/// Plans a contraction for the rank at `at`, with these types of both operands and the result.
-pub fn plan(contract: &Contract, types: [DType; 3], mesh: &ir::Mesh, at: &[usize]) -> Plan {
-    let loops: Vec<_> = contract.loops.iter().collect();
-    let lens: Vec<usize> = ranges(&loops, mesh, at).iter().map(ExactSizeIterator::len).collect();
-    let of = [&contract.a, &contract.b, &contract.out].map(|access| strides(access, &lens));
+/// Plans a contraction over these extents, with these types of both operands and the result.
+pub fn plan(contract: &Contract, types: [DType; 3], extents: &Extents) -> Plan {
+    let lens = extents.lens();
+    let of = [
+        strides(&contract.a, &extents.reads[0]),
+        strides(&contract.b, &extents.reads[1]),
+        strides(&contract.out, &extents.writes[0]),
+    ];
     let mut kinds: [Vec<Dim>; 8] = Default::default();
     let mut scale = contract.scale;
     for (l, len) in lens.iter().enumerate().filter(|(_, len)| **len != 1) {
@@ -124,15 +127,18 @@ impl Plan {
         }
     }
 
-    /// Runs it.
+    /// Runs it; if it `adds`, to what is there.
     ///
     /// # Safety
     /// The operands and the result are of the types of [`Plan::direct`] and as large as planned; the result overlaps no
     /// operand; the scratch is as large as planned and aligned to 64 bytes.
-    pub unsafe fn run(&self, a: *const u8, b: *const u8, out: *mut u8, scratch: *mut u8) {
+    pub unsafe fn run(&self, a: *const u8, b: *const u8, out: *mut u8, scratch: *mut u8, adds: bool) {
         // SAFETY: the caller's; offsets are of elements on this rank.
         unsafe {
             if self.count == 0 {
+                return;
+            }
+            if self.empty && adds {
                 return;
             }
             if self.empty {
@@ -143,10 +149,10 @@ impl Plan {
                 let (a, b, out) = (a.add(oa * of_a), b.add(ob * of_b), out.add(oc * of_out));
                 match &self.product {
                     Product::F32(product) => {
-                        product.run(a.cast(), b.cast(), out.cast(), scratch.cast(), false);
+                        product.run(a.cast(), b.cast(), out.cast(), scratch.cast(), adds);
                     }
                     #[cfg(target_arch = "x86_64")]
-                    Product::BF16(product) => product.run(a.cast(), b.cast(), out, scratch, false),
+                    Product::BF16(product) => product.run(a.cast(), b.cast(), out, scratch, adds),
                 }
             });
         }

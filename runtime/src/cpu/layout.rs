@@ -2,10 +2,37 @@
 
 use std::ops::Range;
 
-use ir::kernel::{Access, Loop};
+use ir::kernel::{Access, Kernel, Loop};
 
 /// The most dimensions that a walk can have after neighbours are merged.
 pub const MAX_DIMS: usize = 12;
+
+/// What a kernel runs over, and how its operands lie there: for each loop how long they are along it in memory, where that
+/// is longer than what is run over if it is a block of them.
+#[derive(Clone, Debug)]
+pub struct Extents {
+    /// The range of each loop.
+    pub ranges: Vec<Range<usize>>,
+    /// For each operand and loop the length in memory.
+    pub reads: Vec<Vec<usize>>,
+    /// For each result and loop the length in memory.
+    pub writes: Vec<Vec<usize>>,
+}
+
+impl Extents {
+    /// All of the rank at `at`.
+    pub fn whole(kernel: &Kernel, mesh: &ir::Mesh, at: &[usize]) -> Extents {
+        let ranges = ranges(&kernel.body.loops(), mesh, at);
+        let lens: Vec<usize> = ranges.iter().map(Range::len).collect();
+        let (reads, writes) = (kernel.reads.len(), kernel.writes.len());
+        Extents { ranges, reads: vec![lens.clone(); reads], writes: vec![lens; writes] }
+    }
+
+    /// How long each loop is.
+    pub fn lens(&self) -> Vec<usize> {
+        self.ranges.iter().map(Range::len).collect()
+    }
+}
 
 /// The range of each loop on the rank at `at`.
 pub fn ranges(loops: &[&Loop], mesh: &ir::Mesh, at: &[usize]) -> Vec<Range<usize>> {

@@ -3,6 +3,7 @@
 //! Numbers are computed in f32, whatever the element types: integers are exact up to 2^24. The same plan gives the
 //! same bits on every run; another kind of machine may round otherwise.
 
+mod chain;
 mod contract;
 mod convert;
 mod lanes;
@@ -22,6 +23,8 @@ pub use convert::cast;
 
 use ir::kernel::{Body, Kernel};
 use ir::{DType, Reduce};
+
+use layout::Extents;
 
 /// A kernel that the CPU cannot run.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -58,16 +61,17 @@ pub struct Compiled {
 
 enum Plan {
     Map(map::Plan),
+    Chain(chain::Plan),
     Contract(contract::Plan, widened::Plan),
     Scatter(scatter::Plan, widened::Plan),
     TopK(top_k::Plan),
 }
 
-/// Plans a kernel for the rank at coordinate `at`.
-///
-/// # Errors
-/// An element type that a contraction or scatter has no code for; more loops than can be walked.
-pub fn compile(kernel: &Kernel, mesh: &ir::Mesh, at: &[usize]) -> Result<Compiled, KernelError> {
+/// Whether the CPU has code for a kernel.
+fn check(kernel: &Kernel) -> Result<(), KernelError> {
+    if let Body::Chain(chain) = &kernel.body {
+        return chain.links.iter().try_for_each(|link| check(&link.kernel));
+    }
     let loops = kernel.body.loops().len();
     if loops > layout::MAX_DIMS {
         return Err(KernelError::Loops { most: layout::MAX_DIMS, found: loops });
@@ -84,17 +88,44 @@ pub fn compile(kernel: &Kernel, mesh: &ir::Mesh, at: &[usize]) -> Result<Compile
             Err(KernelError::DType { body, operand, needed: "f32 or bf16", found })
         }
     };
-    let plan = match &kernel.body {
+    match &kernel.body {
         Body::Map(map) if map.steps.iter().any(|s| s.reduce() == Some(Reduce::Top)) => {
-            return Err(KernelError::Pairs);
+            Err(KernelError::Pairs)
         }
-        Body::Map(map) => Plan::Map(map::plan(kernel, map, mesh, at)),
-        Body::Contract(contract) => {
+        Body::Map(_) | Body::Chain(_) => Ok(()),
+        Body::Contract(_) => {
             float("contraction", "first operand", kernel.reads[0])?;
             float("contraction", "second operand", kernel.reads[1])?;
-            float("contraction", "result", kernel.writes[0])?;
+            float("contraction", "result", kernel.writes[0])
+        }
+        Body::Scatter(_) => {
+            f32_only("scatter", "source", kernel.reads[0])?;
+            float("scatter", "result", kernel.writes[0])?;
+            match kernel.reads[1] {
+                DType::I64 | DType::I32 => Ok(()),
+                found @ (DType::F64 | DType::F32 | DType::F16 | DType::BF16 | DType::U32 | DType::Bool) => {
+                    let (body, operand, needed) = ("scatter", "index", "i32 or i64");
+                    Err(KernelError::DType { body, operand, needed, found })
+                }
+            }
+        }
+        Body::TopK(_) => f32_only("top-k", "result", kernel.writes[0]),
+    }
+}
+
+/// Plans a kernel for the rank at coordinate `at`.
+///
+/// # Errors
+/// An element type that a contraction or scatter has no code for; more loops than can be walked.
+pub fn compile(kernel: &Kernel, mesh: &ir::Mesh, at: &[usize]) -> Result<Compiled, KernelError> {
+    check(kernel)?;
+    let extents = Extents::whole(kernel, mesh, at);
+    let plan = match &kernel.body {
+        Body::Map(map) => Plan::Map(map::plan(kernel, map, &extents)),
+        Body::Chain(chain) => Plan::Chain(chain::plan(chain, kernel, mesh, at)),
+        Body::Contract(contract) => {
             let types = [kernel.reads[0], kernel.reads[1], kernel.writes[0]];
-            let plan = contract::plan(contract, types, mesh, at);
+            let plan = contract::plan(contract, types, &extents);
             // What is read and written as it is needs no widening.
             let types = if plan.direct() { [DType::F32; 3] } else { types };
             let accesses = [&contract.a, &contract.b, &contract.out];
@@ -102,15 +133,6 @@ pub fn compile(kernel: &Kernel, mesh: &ir::Mesh, at: &[usize]) -> Result<Compile
             Plan::Contract(plan, widened)
         }
         Body::Scatter(scatter) => {
-            f32_only("scatter", "source", kernel.reads[0])?;
-            float("scatter", "result", kernel.writes[0])?;
-            match kernel.reads[1] {
-                DType::I64 | DType::I32 => {}
-                found @ (DType::F64 | DType::F32 | DType::F16 | DType::BF16 | DType::U32 | DType::Bool) => {
-                    let (body, operand, needed) = ("scatter", "index", "i32 or i64");
-                    return Err(KernelError::DType { body, operand, needed, found });
-                }
-            }
             let types = [DType::F32, DType::F32, kernel.writes[0]];
             let widened = widened::plan(
                 &scatter.loops,
@@ -121,10 +143,7 @@ pub fn compile(kernel: &Kernel, mesh: &ir::Mesh, at: &[usize]) -> Result<Compile
             );
             Plan::Scatter(scatter::plan(scatter, kernel.reads[1], mesh, at), widened)
         }
-        Body::TopK(top) => {
-            f32_only("top-k", "result", kernel.writes[0])?;
-            Plan::TopK(top_k::plan(top, kernel.reads[0], mesh, at))
-        }
+        Body::TopK(top) => Plan::TopK(top_k::plan(top, kernel.reads[0], mesh, at)),
     };
     Ok(Compiled { plan })
 }
@@ -135,6 +154,7 @@ impl Compiled {
         match &self.plan {
             // The start of the scratch may have to be rounded up.
             Plan::Map(plan) => plan.scratch_bytes() + 63,
+            Plan::Chain(plan) => plan.scratch_bytes() + 63,
             Plan::Contract(plan, widened) => widened.scratch_bytes() + plan.scratch_bytes() + 63,
             Plan::Scatter(_, widened) => widened.scratch_bytes() + 63,
             Plan::TopK(_) => 0,
@@ -145,6 +165,7 @@ impl Compiled {
     pub fn flops(&self) -> f64 {
         match &self.plan {
             Plan::Map(plan) => plan.flops(),
+            Plan::Chain(plan) => plan.flops(),
             Plan::Contract(plan, _) => plan.flops(),
             Plan::Scatter(plan, _) => plan.flops(),
             Plan::TopK(plan) => plan.flops(),
@@ -168,6 +189,10 @@ impl Compiled {
             match &self.plan {
                 Plan::Map(plan) => {
                     let start = scratch.as_mut_ptr();
+                    plan.run(reads, writes, start.add(start.align_offset(64)), &[]);
+                }
+                Plan::Chain(plan) => {
+                    let start = scratch.as_mut_ptr();
                     plan.run(reads, writes, start.add(start.align_offset(64)));
                 }
                 Plan::Contract(plan, widened) => {
@@ -175,7 +200,7 @@ impl Compiled {
                     let start = start.add(start.align_offset(64));
                     let packed = start.add(widened.scratch_bytes()).cast();
                     widened.run([reads[0], reads[1]], writes[0], start, |a, b, out| {
-                        plan.run(a.cast(), b.cast(), out.cast(), packed);
+                        plan.run(a.cast(), b.cast(), out.cast(), packed, false);
                     });
                 }
                 Plan::Scatter(plan, widened) => {

@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use ir::kernel::{Access, Body, Contract, Kernel, Map, Scatter, Step, TopK};
+use ir::kernel::{Access, Body, Chain, Contract, Kernel, Map, Operand, Scatter, Step, TopK};
 use ir::{Binary, DType, Reduce};
 
 use super::convert::cast;
@@ -21,11 +21,37 @@ pub fn interpret(kernel: &Kernel, mesh: &ir::Mesh, at: &[usize], reads: &[Vec<f6
         Body::Contract(contract) => vec![contract_of(contract, &ranges, reads)],
         Body::Scatter(scatter) => vec![scatter_of(scatter, &ranges, reads)],
         Body::TopK(top) => vec![top_of(top, &ranges, reads)],
+        Body::Chain(chain) => return chain_of(chain, kernel.writes.len(), mesh, at, reads),
     };
     for (write, dtype) in writes.iter_mut().zip(&kernel.writes) {
         write.iter_mut().for_each(|x| *x = rounded(*dtype, *x));
     }
     writes
+}
+
+/// Each kernel in turn.
+fn chain_of(
+    chain: &Chain,
+    writes: usize,
+    mesh: &ir::Mesh,
+    at: &[usize],
+    reads: &[Vec<f64>],
+) -> Vec<Vec<f64>> {
+    let (mut out, mut between) = (vec![Vec::new(); writes], vec![Vec::new(); chain.between()]);
+    for link in &chain.links {
+        let from = |operand: &Operand| match operand {
+            Operand::Outside(i) => reads[*i].clone(),
+            Operand::Between(i) => between[*i].clone(),
+        };
+        let from: Vec<Vec<f64>> = link.reads.iter().map(from).collect();
+        for (operand, numbers) in link.writes.iter().zip(interpret(&link.kernel, mesh, at, &from)) {
+            match operand {
+                Operand::Outside(i) => out[*i] = numbers,
+                Operand::Between(i) => between[*i] = numbers,
+            }
+        }
+    }
+    out
 }
 
 /// How many elements an operand has, when its loops have these ranges.

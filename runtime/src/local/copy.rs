@@ -12,8 +12,11 @@ use crate::pairs;
 
 use super::collective::{Collective, Share, Who};
 
-/// The bytes that a tile takes: they stay in the nearest cache.
+/// The most bytes that a tile takes.
 const TILE: usize = 32 << 10;
+/// The bytes that are combined at a time where results are not streamed: those of all members and the tile stay together in
+/// the nearest cache, so that what works in place finds its lines there.
+const NEAR: usize = 4 << 10;
 
 /// Where a tile is combined.
 #[repr(C, align(64))]
@@ -47,6 +50,7 @@ pub unsafe fn share(collective: &Collective, share: Share, pieces: &impl Pieces,
         Who::One(r) => r..r + 1,
     };
     let range = share.start..share.end;
+    let near = if collective.stream { TILE } else { NEAR };
     match part.from {
         Who::One(source) => part.block.runs(range, TILE / size, |from, to, count| {
             for target in targets.clone() {
@@ -63,7 +67,7 @@ pub unsafe fn share(collective: &Collective, share: Share, pieces: &impl Pieces,
                 unsafe { merge(collective, pieces, [from, to], count, targets.clone(), tile) }
             });
         }
-        Who::All => part.block.runs(range, TILE / size, |from, to, count| {
+        Who::All => part.block.runs(range, near / size, |from, to, count| {
             // SAFETY: the caller's: the run lies in the pieces of all members; it is no longer than the tile, which is
             // aligned for every element type.
             unsafe {
@@ -236,7 +240,7 @@ integer!(u32, u32::wrapping_add);
 integer!(u8, |a: u8, b: u8| a | b);
 
 /// How many elements are held in registers at a time.
-const STRIP: usize = 64;
+const STRIP: usize = 128;
 
 /// Combines `count` elements of all members from `at` on, into the tile.
 ///

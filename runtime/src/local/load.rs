@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
 
-use ir::kernel::{Body, Kernel, Step};
+use ir::kernel::{Body, Kernel};
 use ir::program::{ALIGN, Buffer, BufferId, Instruction, Message, Program, Region as Life, Stage, Transfer};
 use ir::schedule::Kind;
 use ir::{Mesh, Move, Reduce, Sharding, extent};
@@ -20,7 +20,7 @@ use super::code::{Code, Op, Place, RankCode, SegmentCode};
 use super::collective::Collective;
 use super::error::RunError;
 use super::message::{Channel, Channels};
-use crate::cpu::{Compiled, compile, plain};
+use crate::cpu::{Compiled, compile};
 
 /// The global ranges of the piece of a tensor that the rank at `at` has.
 pub fn region(shape: &[usize], sharding: &Sharding, mesh: &Mesh, at: &[usize]) -> Region {
@@ -278,12 +278,12 @@ impl Loader<'_> {
                 return Err(spot.wrong(format!("the kernel {what} {types:?}, but its buffers are {found:?}")));
             }
         }
-        for (written, operand, access) in accesses(kernel) {
-            let ids = if written { writes } else { reads };
-            let Some(id) = ids.get(operand) else {
-                return Err(spot.wrong(format!("the kernel has no operand {operand}")));
+        for of in kernel.uses() {
+            let Some(id) = (if of.written { writes } else { reads }).get(of.operand) else {
+                return Err(spot.wrong(format!("the kernel has no operand {}", of.operand)));
             };
-            let (needed, found) = (plain::elements(access, &ranges), elements(&self.region(*id, rank)));
+            let piece = of.dims.iter().flatten().map(|l| extent(l.size, &l.axes, mesh, &at).len());
+            let (needed, found) = (piece.product::<usize>(), elements(&self.region(*id, rank)));
             if needed != found {
                 let fault =
                     format!("on rank {rank} the kernel uses {needed} elements of {id}, which has {found}");
@@ -498,20 +498,5 @@ impl Loader<'_> {
         let collective =
             Collective::new(step, &self.program.mesh, members, dtype, &before, &after, self.share_bytes);
         Moved { collective, from: vec![self.place(*from)], to: vec![self.place(*to)] }
-    }
-}
-
-/// Every use of an operand: whether it is written, which, and how it is indexed.
-fn accesses(kernel: &Kernel) -> Vec<(bool, usize, &ir::kernel::Access)> {
-    match &kernel.body {
-        Body::Map(map) => {
-            let reads = map.steps.iter().filter_map(Step::read).map(|(read, access)| (false, read, access));
-            let writes =
-                map.steps.iter().filter_map(Step::write).map(|(write, access, _)| (true, write, access));
-            reads.chain(writes).collect()
-        }
-        Body::Contract(c) => vec![(false, 0, &c.a), (false, 1, &c.b), (true, 0, &c.out)],
-        Body::Scatter(s) => vec![(false, 0, &s.source), (false, 1, &s.index), (true, 0, &s.out)],
-        Body::TopK(t) => vec![(false, 0, &t.source), (true, 0, &t.out)],
     }
 }

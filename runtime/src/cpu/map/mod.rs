@@ -49,6 +49,7 @@ enum Code {
     /// Global indices.
     Iota {
         start: usize,
+        along: usize,
         walk: Walk,
     },
     /// Elements that an index says.
@@ -104,8 +105,9 @@ struct Numbers {
     key: [u32; 2],
     /// The registers of row, position and step.
     counter: [usize; 3],
-    /// The inner index of this rank's first lane, and of each lane behind it.
+    /// The inner index of the first lane, how far apart neighbours are along each loop, and each lane's from the first.
     start: usize,
+    strides: Vec<usize>,
     walk: Walk,
 }
 

@@ -1,13 +1,12 @@
 //! The plan of a map: its tile, and its steps as instructions on registers.
 
 use std::iter;
-use std::ops::Range;
 
 use ir::kernel::{Access, Kernel, Map, Step};
 use ir::{DType, Draw, Unary};
 
 use super::super::lanes::{Lanes, Pair, best};
-use super::super::layout::{Walk, count, ranges, strides};
+use super::super::layout::{Extents, Walk, count, strides};
 use super::{Class, Code, Instr, Lookup, Numbers, Place, Plan, Register, Total};
 use crate::draw;
 
@@ -16,9 +15,9 @@ const LANES: usize = 1024;
 /// Up to here an operand that sums along the innermost dimension is summed in f64.
 const F64_TOTALS: usize = 1 << 16;
 
-/// Plans a map for the rank at `at`.
-pub fn plan(kernel: &Kernel, map: &Map, mesh: &ir::Mesh, at: &[usize]) -> Plan {
-    let mut builder = Builder::new(kernel, map, mesh, at);
+/// Plans a map over these extents.
+pub fn plan(kernel: &Kernel, map: &Map, extents: &Extents) -> Plan {
+    let mut builder = Builder::new(kernel, map, extents);
     for place in 0..map.steps.len() {
         if builder.live[place] {
             builder.step(place);
@@ -33,7 +32,7 @@ struct Builder<'a> {
     lanes: &'static Lanes,
     live: Vec<bool>,
     of_point: Vec<bool>,
-    ranges: Vec<Range<usize>>,
+    extents: &'a Extents,
     lens: Vec<usize>,
     /// The outer loops.
     outer: usize,
@@ -66,10 +65,8 @@ fn live(steps: &[Step]) -> Vec<bool> {
 }
 
 impl<'a> Builder<'a> {
-    fn new(kernel: &'a Kernel, map: &'a Map, mesh: &ir::Mesh, at: &[usize]) -> Builder<'a> {
-        let loops: Vec<_> = map.loops.iter().chain(&map.looked).collect();
-        let ranges = ranges(&loops, mesh, at);
-        let lens: Vec<usize> = ranges.iter().map(Range::len).collect();
+    fn new(kernel: &'a Kernel, map: &'a Map, extents: &'a Extents) -> Builder<'a> {
+        let lens = extents.lens();
         let live = live(&map.steps);
         let of_point = map.of_point();
         let n = map.loops.len();
@@ -105,7 +102,7 @@ impl<'a> Builder<'a> {
             row: lens[outer..n].iter().product(),
             tile: 1,
             outer,
-            ranges,
+            extents,
             lens,
             register: vec![usize::MAX; map.steps.len()],
             class: Vec::new(),
@@ -132,8 +129,11 @@ impl<'a> Builder<'a> {
             .steps
             .iter()
             .filter_map(|step| match step {
-                Step::Load { access, .. } | Step::Accumulate { access, .. } => {
-                    self.walk(access, Class::Row).period()
+                Step::Load { read, access } => {
+                    self.walk(access, &self.extents.reads[*read], Class::Row).period()
+                }
+                Step::Accumulate { write, access, .. } => {
+                    self.walk(access, &self.extents.writes[*write], Class::Row).period()
                 }
                 Step::LoadAt { .. }
                 | Step::Const(_)
@@ -165,19 +165,20 @@ impl<'a> Builder<'a> {
         }
     }
 
-    fn walk(&self, access: &Access, class: Class) -> Walk {
+    /// A walk over an operand that is so long in memory along each loop.
+    fn walk(&self, access: &Access, lies: &[usize], class: Class) -> Walk {
         let n = self.space(class);
-        Walk::new(&self.lens[..n], &strides(access, &self.lens)[..n])
+        Walk::new(&self.lens[..n], &strides(access, lies)[..n])
     }
 
     /// The class of what lies at `access`, and whether it is the same in every tile.
-    fn place(&self, place: usize, access: &Access) -> (Class, bool) {
+    fn place(&self, place: usize, access: &Access, lies: &[usize]) -> (Class, bool) {
         let class = match self.of_point[place] {
             true => Class::Point,
             false if access.iter().flatten().any(|l| *l < self.outer) => Class::Row,
             false => Class::Once,
         };
-        (class, self.is_fixed(&self.walk(access, class), class))
+        (class, self.is_fixed(&self.walk(access, lies, class), class))
     }
 
     fn is_fixed(&self, walk: &Walk, class: Class) -> bool {
@@ -256,11 +257,12 @@ impl<'a> Builder<'a> {
         let reg = |r: &usize, b: &Builder| b.register[*r];
         let to = match &map.steps[place] {
             Step::Load { read, access } => {
-                let (class, fixed) = self.place(place, access);
+                let lies = &self.extents.reads[*read];
+                let (class, fixed) = self.place(place, access, lies);
                 let code = Code::Load {
                     read: *read,
                     dtype: self.kernel.reads[*read],
-                    walk: self.walk(access, class),
+                    walk: self.walk(access, lies, class),
                     borrows: self.borrows(place),
                 };
                 self.emit(code, class, fixed)
@@ -272,8 +274,9 @@ impl<'a> Builder<'a> {
             Step::Const(c) => self.constant(*c),
             Step::Iota(l) => {
                 let access = vec![iter::once(*l).collect()];
-                let (class, fixed) = self.place(place, &access);
-                let code = Code::Iota { start: self.ranges[*l].start, walk: self.walk(&access, class) };
+                let (class, fixed) = self.place(place, &access, &self.lens);
+                let walk = self.walk(&access, &self.lens, class);
+                let code = Code::Iota { start: self.extents.ranges[*l].start, along: *l, walk };
                 self.emit(code, class, fixed)
             }
             Step::Random { draw, counter, inner } => {
@@ -328,14 +331,16 @@ impl<'a> Builder<'a> {
             }
             Step::Store { write, access, of } => {
                 let (class, of) = self.written(access, reg(of, self));
-                let (walk, dtype) = (self.walk(access, class), self.kernel.writes[*write]);
+                let (lies, dtype) = (&self.extents.writes[*write], self.kernel.writes[*write]);
+                let walk = self.walk(access, lies, class);
                 let code = Code::Store { write: *write, dtype, walk, of };
                 return self.stores.push(Instr { code, to: usize::MAX, class });
             }
             Step::Accumulate { write, access, of, reduce } => {
                 let (class, of) = self.written(access, reg(of, self));
-                let walk = self.walk(access, class);
-                let (dtype, count) = (self.kernel.writes[*write], count(access, &self.lens));
+                let lies = &self.extents.writes[*write];
+                let walk = self.walk(access, lies, class);
+                let (dtype, count) = (self.kernel.writes[*write], count(access, lies));
                 let place = if walk.inner_stride() == 0 && count <= F64_TOTALS {
                     Place::F64(0)
                 } else if dtype == DType::F32 {
@@ -395,43 +400,44 @@ impl<'a> Builder<'a> {
     }
 
     fn load_at(&mut self, place: usize, read: usize, access: &Access, looked: usize, at: usize) -> usize {
-        let (class, _) = self.place(place, access);
+        let lies = &self.extents.reads[read];
+        let (class, _) = self.place(place, access, lies);
         let class = class.max(self.class[at]);
         let by_row = class == Class::Point && self.class[at] < Class::Point;
         let at = self.widen(at, if by_row { Class::Row } else { class });
-        let all = strides(access, &self.lens);
+        let all = strides(access, lies);
         let (outer, n) = (self.outer, self.map.loops.len());
         let lookup = Lookup {
             read,
             dtype: self.kernel.reads[read],
-            walk: self.walk(access, if by_row { Class::Row } else { class }),
+            walk: self.walk(access, lies, if by_row { Class::Row } else { class }),
             inner: by_row.then(|| Walk::new(&self.lens[outer..n], &all[outer..n])),
             at,
-            start: self.ranges[looked].start,
+            start: self.extents.ranges[looked].start,
             len: self.lens[looked],
             stride: all[looked],
         };
         let fixed =
-            self.fixed[at] && (class == Class::Once || self.is_fixed(&self.walk(access, class), class));
+            self.fixed[at] && (class == Class::Once || self.is_fixed(&self.walk(access, lies, class), class));
         self.emit(Code::LoadAt(lookup), class, fixed)
     }
 
     fn random(&mut self, place: usize, draw: &Draw, counter: [usize; 3], inner: &[usize]) -> usize {
         let access: Access = inner.iter().map(|l| iter::once(*l).collect()).collect();
-        let (class, _) = self.place(place, &access);
+        let (class, _) = self.place(place, &access, &self.lens);
         let class = counter.iter().map(|r| self.class[*r]).fold(class, Ord::max);
         let counter = counter.map(|r| self.widen(r, class));
         // Global strides: what a rank's neighbours along a loop are apart in the whole.
         let (mut strides, mut stride, mut start) = (vec![0; self.lens.len()], 1, 0);
         for l in inner.iter().rev() {
             strides[*l] = stride;
-            start += self.ranges[*l].start * stride;
+            start += self.extents.ranges[*l].start * stride;
             stride *= self.map.loops[*l].size;
         }
         let n = self.space(class);
         let walk = Walk::new(&self.lens[..n], &strides[..n]);
         let fixed = counter.iter().all(|r| self.fixed[*r]) && self.is_fixed(&walk, class);
-        self.emit(Code::Random(Numbers { key: draw::key(draw), counter, start, walk }), class, fixed)
+        self.emit(Code::Random(Numbers { key: draw::key(draw), counter, start, strides, walk }), class, fixed)
     }
 
     fn finish(mut self) -> Plan {

@@ -14,6 +14,8 @@ struct Machine<'a> {
     lanes: &'static Lanes,
     reads: &'a [*const u8],
     writes: &'a [*mut u8],
+    /// How far behind the planned range this run is, along each loop; none: not at all.
+    behind: &'a [usize],
     /// Where each register is now: its place in the scratch, or in an operand.
     at: *mut *const f32,
     /// The scratch's lanes.
@@ -21,16 +23,17 @@ struct Machine<'a> {
 }
 
 impl Plan {
-    /// Runs it.
+    /// Runs it, so far `behind` the planned range along each loop; none: not at all.
     ///
     /// # Safety
     /// As for `Compiled::run`; `scratch` has [`Plan::scratch_bytes`] and is aligned to 64 bytes.
-    pub unsafe fn run(&self, reads: &[*const u8], writes: &[*mut u8], scratch: *mut u8) {
+    pub unsafe fn run(&self, reads: &[*const u8], writes: &[*mut u8], scratch: *mut u8, behind: &[usize]) {
         let machine = Machine {
             plan: self,
             lanes: best(),
             reads,
             writes,
+            behind,
             at: scratch.cast(),
             // SAFETY: the lanes lie behind the pointers.
             base: unsafe { scratch.add(self.pointers()) }.cast(),
@@ -152,8 +155,9 @@ impl Machine<'_> {
                 Code::Random(numbers) => self.random(numbers, self.own(instr.to), first, n),
                 Code::LoadAt(lookup) => self.load_at(lookup, self.own(instr.to), first, n),
                 Code::Fill(x) => std::slice::from_raw_parts_mut(self.own(instr.to), n).fill(*x),
-                Code::Iota { start, walk } => {
+                Code::Iota { start, along, walk } => {
                     let to = self.own(instr.to);
+                    let start = start + self.behind.get(*along).unwrap_or(&0);
                     walk.runs(first, n, |done, points, offset, stride| {
                         let to = std::slice::from_raw_parts_mut(to.add(done), points);
                         let from = start + offset;
@@ -199,12 +203,13 @@ impl Machine<'_> {
             (std::slice::from_raw_parts_mut(to, n), of.counter.map(lanes))
         };
         let at = |i: usize| counter.map(|lanes| lanes[i].to_bits());
+        let start = of.start + self.behind.iter().zip(&of.strides).map(|(n, s)| n * s).sum::<usize>();
         of.walk.runs(first, n, |done, points, offset, stride| {
             let mut i = done;
             while i < done + points {
                 let end = (i + 1..done + points).find(|j| at(*j) != at(i)).unwrap_or(done + points);
                 let counter = draw::counter(counter.map(|lanes| f64::from(lanes[i])));
-                let inner = of.start + offset + (i - done) * stride;
+                let inner = start + offset + (i - done) * stride;
                 match stride {
                     // SAFETY: the machine can run its own lanes.
                     1 => unsafe { (self.lanes.draw)(&mut to[i..end], of.key, counter, inner as u32) },

@@ -1,9 +1,8 @@
 //! The fast kernels against the plain ones.
 
+mod chain;
 mod math;
 mod random;
-
-use std::ops::Range;
 
 use half::{bf16, f16};
 use ir::kernel::{Access, Body, Contract, Kernel, Loop, Map, Scatter, Step};
@@ -11,8 +10,7 @@ use ir::{Axes, Binary, DType, Mesh, Reduce, Unary};
 use proptest::prelude::*;
 use smallvec::smallvec;
 
-use super::layout::ranges;
-use super::plain::{elements, interpret};
+use super::plain::interpret;
 use super::{KernelError, compile};
 
 /// Memory of an operand, aligned as the arena's.
@@ -106,28 +104,19 @@ fn execute(
     (0..writes.len()).map(found).collect()
 }
 
-/// The accesses of what a kernel writes, by operand.
-fn written(body: &Body) -> Vec<Access> {
-    match body {
-        Body::Contract(c) => vec![c.out.clone()],
-        Body::Scatter(s) => vec![s.out.clone()],
-        Body::TopK(t) => vec![t.out.clone()],
-        Body::Map(map) => {
-            let mut all: Vec<_> = map
-                .steps
-                .iter()
-                .filter_map(|s| s.write().map(|(write, access, _)| (write, access.clone())))
-                .collect();
-            all.sort_by_key(|(w, _)| *w);
-            all.into_iter().map(|(_, access)| access).collect()
-        }
+/// How many elements each result has.
+fn sizes(kernel: &Kernel, mesh: &Mesh, at: &[usize]) -> Vec<usize> {
+    let mut sizes = vec![0; kernel.writes.len()];
+    for u in kernel.uses().into_iter().filter(|u| u.written) {
+        let lens = u.dims.iter().flatten().map(|l| ir::extent(l.size, &l.axes, mesh, at).len());
+        sizes[u.operand] = lens.product();
     }
+    sizes
 }
 
 fn check(case: &random::Case) {
     let random::Case { kernel, mesh, at, reads, in_place } = case;
-    let ranges: Vec<Range<usize>> = ranges(&kernel.body.loops(), mesh, at);
-    let sizes: Vec<usize> = written(&kernel.body).iter().map(|a| elements(a, &ranges)).collect();
+    let sizes = sizes(kernel, mesh, at);
     let expected = interpret(kernel, mesh, at, reads);
     let found = execute(kernel, mesh, at, reads, &sizes, in_place);
     let again = execute(kernel, mesh, at, reads, &sizes, in_place);

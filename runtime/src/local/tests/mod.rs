@@ -9,7 +9,7 @@ use ir::{DType, Mesh, Sharding};
 /// A buffer that is not placed yet.
 fn buffer(dtype: DType, shape: &[usize], sharding: Sharding, region: Region) -> Buffer {
     let shape = shape.to_vec();
-    Buffer { state: None, value: None, dtype, shape, sharding, region, offset: None }
+    Buffer { state: None, value: None, inside: None, dtype, shape, sharding, region, offset: None }
 }
 
 /// Places the buffers that have no place one after the other.
