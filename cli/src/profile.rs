@@ -66,8 +66,8 @@ impl Watch {
         let (step, all) = (self.seconds / steps, self.seconds / steps * workers as f64);
         let mut out = format!(
             "time of {} on {}: {} a step; a core: products {}/s, copies {}/s\n\n",
-            many(self.steps, "step"),
-            many(workers, "worker"),
+            units::many(self.steps, "step"),
+            units::many(workers, "worker"),
             units::seconds(step),
             units::count(self.product_rate, "FLOP"),
             units::bytes(self.copy_rate)
@@ -145,10 +145,6 @@ impl Watch {
             rate(roof, &|x| format!("{:.0} %", 100.0 * x)),
         ]
     }
-}
-
-fn many(n: usize, what: &str) -> String {
-    if n == 1 { format!("1 {what}") } else { format!("{n} {what}s") }
 }
 
 fn share(part: f64, all: f64) -> String {

@@ -5,7 +5,7 @@ use comfy_table::{CellAlignment, presets};
 
 use crate::cluster::Cluster;
 use crate::plan::{Choice, Comm, Plan};
-use crate::units::{bytes, count, grouped, seconds};
+use crate::units::{bytes, count, grouped, many, seconds};
 
 /// The plan of a model called `title`.
 pub fn text(plan: &Plan, title: &str, cluster: &Cluster) -> String {
@@ -53,14 +53,6 @@ pub fn text(plan: &Plan, title: &str, cluster: &Cluster) -> String {
     );
     out += &fits(plan);
     out
-}
-
-fn many(n: usize, what: &str) -> String {
-    let plural = match what {
-        "micro-batch" => "micro-batches".to_string(),
-        _ => format!("{what}s"),
-    };
-    format!("{} {}", grouped(n as u64), if n == 1 { what } else { &plural })
 }
 
 /// An empty table with a header and no lines.

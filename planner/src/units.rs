@@ -58,6 +58,16 @@ pub fn grouped(n: u64) -> String {
     out
 }
 
+/// So many of something: `1 rank`, `2 ranks`.
+pub fn many(n: usize, what: &str) -> String {
+    let plural = match what {
+        _ if n == 1 => "",
+        _ if what.ends_with("batch") => "es",
+        _ => "s",
+    };
+    format!("{} {what}{plural}", grouped(n as u64))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -71,5 +81,7 @@ mod tests {
         assert_eq!(seconds(1234.4), "1,234 s");
         assert_eq!(count(2.3e9, "FLOP"), "2.30 GFLOP");
         assert_eq!(grouped(1_234_567), "1,234,567");
+        assert_eq!(many(1, "rank"), "1 rank");
+        assert_eq!(many(1024, "micro-batch"), "1,024 micro-batches");
     }
 }

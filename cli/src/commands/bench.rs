@@ -26,12 +26,12 @@ struct Measured {
     cores: usize,
     workers: usize,
     ranks: usize,
-    gemm_flops: f64,
+    product_flops: f64,
     step_seconds: f64,
     tokens_per_second: f64,
     model_flops: f64,
-    share_of_gemm: f64,
-    executed_share_of_gemm: f64,
+    share_of_products: f64,
+    executed_share_of_products: f64,
     /// The same model split otherwise, if asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     beside: Option<Beside>,
@@ -96,7 +96,7 @@ pub(crate) fn run(origin: &Origin, args: &StepArgs) -> Result<(), Failure> {
     let mut one = Runner::new(origin, &args.split, args.workers)?;
     let other = args.beside.as_ref().map(|flags| other(flags, &args.split)).transpose()?;
     let mut other = other.map(|split| Runner::new(origin, &split, args.workers)).transpose()?;
-    let gemm = product_rate()?;
+    let products = product_rate()?;
     if args.profile {
         one.watch = Some(Watch::new(&one.local)?);
     }
@@ -119,12 +119,12 @@ pub(crate) fn run(origin: &Origin, args: &StepArgs) -> Result<(), Failure> {
         cores,
         workers: one.workers,
         ranks,
-        gemm_flops: gemm,
+        product_flops: products,
         step_seconds: best,
         tokens_per_second: planned.model.tokens_per_step as f64 / best,
         model_flops: rate,
-        share_of_gemm: rate / (gemm * cores as f64),
-        executed_share_of_gemm: executed / best / (gemm * cores as f64),
+        share_of_products: rate / (products * cores as f64),
+        executed_share_of_products: executed / best / (products * cores as f64),
         beside,
     };
     report(&measured, args.format)?;
@@ -155,16 +155,16 @@ fn report(m: &Measured, format: Format) -> Result<(), Failure> {
          step (best): {}, {} tokens/s, {} ranks on {} workers\n\
          model FLOPs, attention whole: {}/s, {:.1} % of products on all cores\n\
          products executed: {:.1} % of that\n",
-        units::count(m.gemm_flops, "FLOP"),
+        units::count(m.product_flops, "FLOP"),
         m.cores,
-        units::count(m.gemm_flops * m.cores as f64, "FLOP"),
+        units::count(m.product_flops * m.cores as f64, "FLOP"),
         units::seconds(m.step_seconds),
         units::grouped(m.tokens_per_second.round() as u64),
         m.ranks,
         m.workers,
         units::count(m.model_flops, "FLOP"),
-        100.0 * m.share_of_gemm,
-        100.0 * m.executed_share_of_gemm
+        100.0 * m.share_of_products,
+        100.0 * m.executed_share_of_products
     );
     if let Some(b) = &m.beside {
         let [this, other] = b.median_seconds.map(units::seconds);
