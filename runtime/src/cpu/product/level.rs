@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 
 use super::tile::{Operands, Tile, tile};
 use super::vector::{Plain, Vector};
-use super::{Call, Plan, blocks, few, single};
+use super::{Call, Plan, along, blocks, few, single};
 
 /// A product for one kind of machine.
 pub struct Level {
@@ -18,8 +18,11 @@ pub struct Level {
     pub blocks: unsafe fn(&Plan, &Call),
     /// One whose rows make one tile, and whose columns lie one behind the other in `b` and the result.
     pub few: unsafe fn(&Plan, &Call),
-    /// One whose rows make one tile, and where the summed dimension lies one behind the other in `b`.
-    pub along: unsafe fn(&Plan, &Call),
+    /// Some whose rows make one tile, and where the summed dimension lies one behind the other in `b`: by how many rows,
+    /// less one.
+    pub along: &'static [unsafe fn(&Plan, &Call)],
+    /// Numbers that wait in the scratch of such a product.
+    pub waiting: usize,
     /// One that is so small that its elements are computed one by one.
     pub single: unsafe fn(&Plan, &Call),
     /// Tiles by how many registers and rows, less one of each.
@@ -30,6 +33,11 @@ pub struct Level {
 macro_rules! tiles {
     ([$($wide:literal)*], $rows:tt) => { &[$(tiles!(@ $wide, $rows)),*] };
     (@ $wide:literal, [$($rows:literal)*]) => { &[$(of::<$rows, $wide>),*] };
+}
+
+/// For each number of rows a product along the summed dimension.
+macro_rules! alongs {
+    ([$($rows:literal)*]) => { &[$(along::<$rows>),*] };
 }
 
 macro_rules! level {
@@ -58,11 +66,11 @@ macro_rules! level {
                 unsafe { few::run::<$vector>(plan, call) }
             }
 
-            // SAFETY: the caller gives what `few::along` needs.
+            // SAFETY: the caller gives what `along::run` needs.
             #[$feature]
-            unsafe fn along(plan: &Plan, call: &Call) {
+            unsafe fn along<const M: usize>(plan: &Plan, call: &Call) {
                 // SAFETY: as above.
-                unsafe { few::along::<$vector>(plan, call) }
+                unsafe { along::run::<$vector, M>(plan, call) }
             }
 
             // SAFETY: the caller gives what `single::run` needs.
@@ -78,7 +86,8 @@ macro_rules! level {
                 rows: <$vector>::ROWS,
                 blocks,
                 few,
-                along,
+                along: alongs!($rows),
+                waiting: along::waiting::<$vector>(),
                 single,
                 tiles: tiles!($wide, $rows),
             };

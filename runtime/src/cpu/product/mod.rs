@@ -4,6 +4,7 @@
 //! scaled and added one after the other. Every way to compute it keeps to that: its bits depend neither on the numbers of
 //! rows and columns nor on where it stands among them.
 
+mod along;
 #[cfg(target_arch = "x86_64")]
 pub mod amx;
 #[cfg(target_arch = "x86_64")]
@@ -106,7 +107,7 @@ pub fn plan(
         Way::Single
     } else if m <= level.rows && flat && b_n == 1 && out_n == 1 && n >= level.width {
         Way::Few
-    } else if m <= level.rows && out_n == 1 && summed.strides().is_some_and(|[_, b]| b == 1) {
+    } else if m <= level.rows && summed.strides().is_some_and(|[_, b]| b == 1) {
         Way::Along
     } else {
         Way::Blocks
@@ -149,9 +150,7 @@ impl Plan {
         4 * match self.way {
             Way::Single => 0,
             Way::Few => self.a_floats + self.b_floats + self.m * few::STRIP,
-            Way::Along => {
-                self.m * self.summed.len().next_multiple_of(16) + few::CHUNK * self.level.width + tile
-            }
+            Way::Along => self.m * self.summed.len().next_multiple_of(16) + self.level.waiting,
             Way::Blocks => self.a_floats + self.b_floats + tile,
         }
     }
@@ -178,7 +177,7 @@ impl Plan {
             match self.way {
                 Way::Single => (self.level.single)(self, &call),
                 Way::Few => (self.level.few)(self, &call),
-                Way::Along => (self.level.along)(self, &call),
+                Way::Along => (self.level.along[self.m - 1])(self, &call),
                 Way::Blocks => (self.level.blocks)(self, &call),
             }
         }
