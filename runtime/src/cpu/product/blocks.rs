@@ -79,6 +79,7 @@ unsafe fn block<V: Vector>(plan: &Plan, call: &Call, rows: Range<usize>, k: Rang
                 let operands = Operands {
                     k: len,
                     a: packed.add(of.start * len),
+                    a_steps: [0; 2],
                     b: panel,
                     b_step: width,
                     start: std::ptr::null(),

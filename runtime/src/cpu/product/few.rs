@@ -45,6 +45,7 @@ pub unsafe fn run<V: Vector>(plan: &Plan, call: &Call) {
                         tile(&Operands {
                             k: rows,
                             a: packed.add(l * plan.m),
+                            a_steps: [0; 2],
                             b,
                             b_step: b_k,
                             start: if l == 0 { std::ptr::null() } else { sums },
@@ -67,6 +68,7 @@ pub unsafe fn run<V: Vector>(plan: &Plan, call: &Call) {
                 tile(&Operands {
                     k,
                     a: packed,
+                    a_steps: [0; 2],
                     b: panel,
                     b_step: width,
                     start: std::ptr::null(),
