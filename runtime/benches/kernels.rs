@@ -1,89 +1,17 @@
 //! How fast kernels run on one thread, at the sizes of a small GPT: bytes of operands and results a second for maps,
 //! operations a second for contractions. The first lines are what the machine can do.
 
+mod measured;
+
 use std::hint::black_box;
-use std::time::Duration;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use ir::kernel::{Access, Body, Contract, Kernel, Loop, Map, Scatter, Step, TopK};
-use ir::{Axes, Binary, DType, Mesh, Reduce, Unary};
-use meshc_runtime::cpu::compile;
-use smallvec::smallvec;
+use ir::kernel::{Access, Body, Kernel, Loop, Map, Scatter, Step, TopK};
+use ir::{Binary, DType, Reduce, Unary};
+use measured::{Case, Memory, access, bench, count, loops, settings};
 
-#[derive(Clone)]
-#[repr(C, align(64))]
-struct Line([f32; 16]);
-
-fn loops(text: &str) -> Vec<Loop> {
-    let one = |word: &str| {
-        let (name, size) = word.split_once('=').expect("name=size");
-        Loop { name: name.into(), size: size.parse().expect("a size"), axes: Axes::new() }
-    };
-    text.split_whitespace().map(one).collect()
-}
-
-fn access(loops: &[Loop], text: &str) -> Access {
-    let find = |word: &str| smallvec![loops.iter().position(|l| &*l.name == word).expect("a loop")];
-    text.split_whitespace().map(find).collect()
-}
-
-fn count(loops: &[Loop], access: &Access) -> usize {
-    access.iter().flatten().map(|l| loops[*l].size).product()
-}
-
-/// An operand filled with small numbers, or for an integer type with small indices.
-fn operand(dtype: DType, n: usize) -> Vec<Line> {
-    let mut lines = vec![Line([0.0; 16]); (n * dtype.bytes()).div_ceil(64)];
-    for (i, line) in lines.iter_mut().enumerate() {
-        for (j, x) in line.0.iter_mut().enumerate() {
-            let i = i * 16 + j;
-            *x = if dtype.is_float() {
-                (i * 7919 % 1009) as f32 / 1009.0 - 0.3
-            } else {
-                f32::from_bits((i % 61) as u32)
-            };
-        }
-    }
-    lines
-}
-
-struct Case {
-    name: &'static str,
-    kernel: Kernel,
-    reads: Vec<usize>,
-    writes: Vec<usize>,
-    in_place: Vec<(usize, usize)>,
-}
-
-fn run(c: &mut Criterion, case: &Case) {
-    let kernel = &case.kernel;
-    let compiled = compile(kernel, &Mesh::default(), &[]).expect("a kernel that the cpu can run");
-    let mut reads: Vec<_> = case.reads.iter().zip(&kernel.reads).map(|(n, t)| operand(*t, *n)).collect();
-    let mut writes: Vec<_> = case.writes.iter().zip(&kernel.writes).map(|(n, t)| operand(*t, *n)).collect();
-    let from: Vec<*mut u8> = reads.iter_mut().map(|b| b.as_mut_ptr().cast()).collect();
-    let mut to: Vec<*mut u8> = writes.iter_mut().map(|b| b.as_mut_ptr().cast()).collect();
-    case.in_place.iter().for_each(|(w, r)| to[*w] = from[*r]);
-    let from: Vec<*const u8> = from.into_iter().map(<*mut u8>::cast_const).collect();
-    let mut scratch = vec![0; compiled.scratch_bytes()];
-    let bytes: usize = case.reads.iter().zip(&kernel.reads).map(|(n, t)| n * t.bytes()).sum::<usize>()
-        + case.writes.iter().zip(&kernel.writes).map(|(n, t)| n * t.bytes()).sum::<usize>();
-    let mut group = c.benchmark_group("cpu");
-    group.throughput(match kernel.body {
-        Body::Contract(_) | Body::Chain(_) => Throughput::Elements(compiled.flops() as u64),
-        Body::Map(_) | Body::Scatter(_) | Body::TopK(_) => Throughput::Bytes(bytes as u64),
-    });
-    // SAFETY: the operands are as large as the kernel's.
-    group.bench_function(case.name, |b| b.iter(|| unsafe { compiled.run(&from, &to, &mut scratch) }));
-    group.finish();
-}
-
-fn contract(name: &'static str, space: &str, a: &str, b: &str, out: &str) -> Case {
-    let loops = loops(space);
-    let [a, b, out] = [a, b, out].map(|t| access(&loops, t));
-    let (reads, writes) = (vec![count(&loops, &a), count(&loops, &b)], vec![count(&loops, &out)]);
-    let body = Body::Contract(Contract { loops, a, b, out, scale: 1.0 });
-    let kernel = Kernel { reads: vec![DType::F32; 2], writes: vec![DType::F32], body };
-    Case { name, kernel, reads, writes, in_place: Vec::new() }
+fn contract(name: &str, space: &str, a: &str, b: &str, out: &str) -> Case {
+    measured::contract(name, DType::F32, space, [a, b, out])
 }
 
 /// A map that is written step by step.
@@ -166,19 +94,19 @@ impl Steps {
         self.push(Step::Accumulate { write, access, of, reduce: Reduce::Sum });
     }
 
-    fn case(self, name: &'static str, row: usize) -> Case {
+    fn case(self, name: &str, row: usize) -> Case {
         let mut space = self.loops;
         let looked = space.split_off(space.len() - self.looked);
         let (dtypes, reads) = self.reads.into_iter().unzip();
         let writes = vec![DType::F32; self.writes.len()];
         let body = Body::Map(Map { loops: space, row, looked, steps: self.steps });
         let kernel = Kernel { reads: dtypes, writes, body };
-        Case { name, kernel, reads, writes: self.writes, in_place: self.in_place }
+        Case { name: name.into(), kernel, reads, writes: self.writes, in_place: self.in_place }
     }
 }
 
-fn gelu() -> Case {
-    let mut s = Steps::new("b=2048 f=1536", 0);
+fn gelu(rows: usize, columns: usize) -> Case {
+    let mut s = Steps::new(&format!("b={rows} f={columns}"), 0);
     let (x, bias) = (s.load("b f"), s.load("f"));
     let x = s.add(&[x, bias]);
     let cube = s.mul(0.044715, &[x, x, x]);
@@ -188,10 +116,22 @@ fn gelu() -> Case {
     let t = s.add(&[one, t]);
     let y = s.mul(0.5, &[x, t]);
     s.store("b f", y);
-    s.case("gelu of x + bias, 2048x1536", 0)
+    s.case(&format!("gelu of x + bias, {rows}x{columns}"), 0)
 }
 
-fn softmax() -> Case {
+fn softmax(rows: usize, columns: usize) -> Case {
+    let mut s = Steps::new(&format!("b={rows} t={columns}"), 0);
+    let x = s.load("b t");
+    let most = s.row(Reduce::Max, x);
+    let x = s.two(Binary::Sub, x, most);
+    let e = s.one(Unary::Exp, x);
+    let sum = s.row(Reduce::Sum, e);
+    let y = s.two(Binary::Div, e, sum);
+    s.store("b t", y);
+    s.case(&format!("softmax, {rows} rows of {columns}"), 1)
+}
+
+fn causal_softmax() -> Case {
     let mut s = Steps::new("b=8 h=6 s=256 t=256", 0);
     let x = s.load("b h s t");
     let x = s.mul(0.125, &[x]);
@@ -207,22 +147,22 @@ fn softmax() -> Case {
     s.case("causal softmax, 8x6x256 rows of 256", 1)
 }
 
-fn layernorm() -> Case {
-    let mut s = Steps::new("b=2048 d=384", 0);
+fn layernorm(rows: usize, columns: usize) -> Case {
+    let mut s = Steps::new(&format!("b={rows} d={columns}"), 0);
     let (x, g, b) = (s.load("b d"), s.load("d"), s.load("d"));
     let sum = s.row(Reduce::Sum, x);
-    let mean = s.mul(1.0 / 384.0, &[sum]);
+    let mean = s.mul(1.0 / columns as f64, &[sum]);
     let x = s.two(Binary::Sub, x, mean);
     let square = s.mul(1.0, &[x, x]);
     let sum = s.row(Reduce::Sum, square);
-    let var = s.mul(1.0 / 384.0, &[sum]);
+    let var = s.mul(1.0 / columns as f64, &[sum]);
     let eps = s.constant(1e-5);
     let var = s.add(&[var, eps]);
     let r = s.one(Unary::Rsqrt, var);
     let x = s.mul(1.0, &[x, r, g]);
     let y = s.add(&[x, b]);
     s.store("b d", y);
-    s.case("layer norm, 2048 rows of 384", 1)
+    s.case(&format!("layer norm, {rows} rows of {columns}"), 1)
 }
 
 fn adamw() -> Case {
@@ -318,22 +258,28 @@ fn others() -> Vec<Case> {
         add.case("residual, 2048x384", 0),
         copy.case("transpose, 8x256x6x64", 0),
         embed.case("embedding, 2048x384", 1),
-        Case { name: "embedding's gradient, 2048x384", kernel, reads, writes, in_place: Vec::new() },
-        Case { name: "top 8, 2048x4096", kernel: top, reads: logits, writes: pairs, in_place: Vec::new() },
+        Case { name: "embedding's gradient, 2048x384".into(), kernel, reads, writes, in_place: Vec::new() },
+        Case {
+            name: "top 8, 2048x4096".into(),
+            kernel: top,
+            reads: logits,
+            writes: pairs,
+            in_place: Vec::new(),
+        },
     ]
 }
 
 fn kernels(c: &mut Criterion) {
-    let (x, mut y) = (vec![1.0f32; 2048 * 1536], vec![0.0f32; 2048 * 1536]);
+    let [mut x, mut y] = [0; 2].map(|_| Memory::filled(DType::F32, 2048 * 2048));
     let mut group = c.benchmark_group("machine");
-    group.throughput(Throughput::Bytes(8 * x.len() as u64));
-    group.bench_function("memcpy, 12.6 MB to 12.6 MB", |b| {
-        b.iter(|| black_box(&mut y).copy_from_slice(black_box(&x)))
-    });
-    group.throughput(Throughput::Bytes(8 * 16384));
-    group.bench_function("memcpy, 64 KB to 64 KB", |b| {
-        b.iter(|| black_box(&mut y[..16384]).copy_from_slice(black_box(&x[..16384])));
-    });
+    for (name, n) in
+        [("memcpy, 16.8 MB to 16.8 MB", 4 * 2048 * 2048), ("memcpy, 0.5 MB to 0.5 MB", 4 * 256 * 512)]
+    {
+        group.throughput(Throughput::BytesDecimal(2 * n as u64));
+        group.bench_function(name, |b| {
+            b.iter(|| black_box(&mut y.bytes()[..n]).copy_from_slice(black_box(&x.bytes()[..n])));
+        });
+    }
     group.finish();
     for case in [
         contract("matmul 1024^3", "m=1024 k=1024 n=1024", "m k", "k n", "m n"),
@@ -352,20 +298,28 @@ fn kernels(c: &mut Criterion) {
         contract("matrix vector, 2048 x 2048", "k=2048 n=2048", "k", "n k", "n"),
         contract("product of elements, 65536", "a=65536", "a", "a", "a"),
     ] {
-        run(c, &case);
+        bench(c, "cpu", &case);
     }
-    for case in [gelu(), softmax(), layernorm(), adamw(), cross_entropy(), cross_entropy_gradient()] {
-        run(c, &case);
+    for case in [
+        gelu(2048, 2048),
+        gelu(256, 512),
+        softmax(2048, 2048),
+        layernorm(2048, 2048),
+        gelu(2048, 1536),
+        causal_softmax(),
+        layernorm(2048, 384),
+        adamw(),
+        cross_entropy(),
+        cross_entropy_gradient(),
+    ] {
+        bench(c, "cpu", &case);
     }
-    others().iter().for_each(|case| run(c, case));
+    others().iter().for_each(|case| bench(c, "cpu", case));
 }
 
 criterion_group! {
     name = benches;
-    config = Criterion::default()
-        .sample_size(20)
-        .warm_up_time(Duration::from_millis(200))
-        .measurement_time(Duration::from_millis(800));
+    config = settings();
     targets = kernels
 }
 criterion_main!(benches);

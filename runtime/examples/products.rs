@@ -1,29 +1,17 @@
 //! How fast matrix products are on one thread, beside what the core can do in the same moments and beside `gemm-f32`:
 //! `cargo run --release -p meshc-runtime --example products [part of a shape]`.
 //!
-//! A row is rows x summed x columns, and how both operands lie: T is transposed. All that a row compares is measured in
-//! turns, and the best of each is shown.
+//! A row is rows x summed x columns, and how both operands lie: T is transposed. All of f32 that a row compares is
+//! measured in turns, and the best of each is shown.
 
 use std::time::Instant;
 
-use ir::kernel::{Access, Body, Contract, Kernel, Loop};
-use ir::{DType, Mesh};
-use meshc_runtime::cpu::compile;
+use ir::DType;
+use measured::{Ready, product};
 use meshc_runtime::cpu::time::peak;
 
-#[derive(Clone)]
-#[repr(C, align(64))]
-struct Line([u16; 32]);
-
-/// Small numbers of either type: bf16 numbers are read as pairs, and f32 numbers as the upper of two.
-fn operand(bytes: usize) -> Vec<Line> {
-    let number = |i: usize| half_of((i * 7919 % 1009) as f32 / 1009.0 - 0.3);
-    (0..bytes.div_ceil(64)).map(|l| Line(std::array::from_fn(|i| number(l * 32 + i)))).collect()
-}
-
-fn half_of(x: f32) -> u16 {
-    (x.to_bits() >> 16) as u16
-}
+#[path = "../benches/measured/mod.rs"]
+mod measured;
 
 struct Shape {
     m: usize,
@@ -69,25 +57,15 @@ fn shapes() -> Vec<Shape> {
     all
 }
 
-fn kernel(shape: &Shape, dtype: DType) -> Kernel {
-    let sizes = [("b", shape.batch), ("m", shape.m), ("k", shape.k), ("n", shape.n)];
-    let loops = sizes.map(|(name, size)| Loop { name: name.into(), size, axes: ir::Axes::new() }).into();
-    let of = |order: [usize; 3]| -> Access { order.into_iter().map(|l| [l].as_slice().into()).collect() };
-    let a = of(if shape.layout.starts_with('T') { [0, 2, 1] } else { [0, 1, 2] });
-    let b = of(if shape.layout.ends_with('T') { [0, 3, 2] } else { [0, 2, 3] });
-    let contract = Contract { loops, a, b, out: of([0, 1, 3]), scale: 1.0 };
-    Kernel { reads: vec![dtype; 2], writes: vec![DType::F32], body: Body::Contract(contract) }
-}
-
 /// Seconds of `gemm-f32`, for the first of the batch as often as the batch has it.
-fn other(shape: &Shape, a: &[Line], b: &[Line], out: &mut [Line]) -> f64 {
+fn other(shape: &Shape, ready: &Ready) -> f64 {
     let Shape { m, k, n, layout, batch } = *shape;
     let (a_m, a_k) = if layout.starts_with('T') { (1, m) } else { (k, 1) };
     let (b_k, b_n) = if layout.ends_with('T') { (1, k) } else { (n, 1) };
     let [a_m, a_k, b_k, b_n, row] = [a_m, a_k, b_k, b_n, n].map(|x| x as isize);
     let (gemm, none) = (gemm_f32::gemm::f32::get_gemm_fn(), gemm_common::Parallelism::None);
-    let out = out.as_mut_ptr().cast();
-    let (a, b) = (a.as_ptr().cast(), b.as_ptr().cast());
+    let (reads, writes) = ready.operands();
+    let (a, b, out) = (reads[0].cast(), reads[1].cast(), writes[0].cast());
     let start = Instant::now();
     for _ in 0..batch {
         // SAFETY: the operands are as large as the shape says. The result is computed transposed, as it is row-major.
@@ -98,50 +76,41 @@ fn other(shape: &Shape, a: &[Line], b: &[Line], out: &mut [Line]) -> f64 {
     start.elapsed().as_secs_f64()
 }
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() {
     let wanted = std::env::args().nth(1).unwrap_or_default();
     println!("GFLOP/s on one thread; shares are of the peak of f32 multiply-adds in the same moments");
     println!("{:24} {:>8} {:>7} {:>8} {:>9} {:>8}", "", "f32", "share", "peak", "gemm-f32", "bf16");
     for shape in shapes() {
         let Shape { m, k, n, layout, batch } = shape;
-        let times = if batch > 1 { format!("{batch} x ") } else { String::new() };
-        let name = format!("{times}{m}x{k}x{n} {layout}");
+        let cases = [DType::F32, DType::BF16].map(|dtype| product(dtype, batch, [m, k, n], layout));
+        let name = &cases[0].name;
         if !name.contains(&wanted) {
             continue;
         }
-        let (a, b) = (operand(batch * m * k * 4), operand(batch * k * n * 4));
-        let mut out = operand(batch * m * n * 4);
-        let mut kernels = Vec::new();
-        for dtype in [DType::F32, DType::BF16] {
-            kernels.push(compile(&kernel(&shape, dtype), &Mesh::default(), &[])?);
-        }
-        let bytes = kernels.iter().map(|k| k.scratch_bytes()).max().unwrap_or(0);
-        let mut scratch = vec![0; bytes];
+        let [mut wide, mut narrow] = [0, 1].map(|i| Ready::new(&cases[i]));
+        let timed = |ready: &mut Ready| {
+            let start = Instant::now();
+            ready.run();
+            start.elapsed().as_secs_f64()
+        };
         let mut best = [f64::INFINITY; 3];
         let (mut most, start) = (0f64, Instant::now());
-        while start.elapsed().as_secs_f64() < 0.5 {
+        while start.elapsed().as_secs_f64() < 0.6 {
             most = most.max(peak());
-            for (kernel, best) in kernels.iter().zip(&mut best) {
-                let start = Instant::now();
-                // SAFETY: the operands are as large as the kernel's, with the wider of both types.
-                unsafe {
-                    kernel.run(
-                        &[a.as_ptr().cast(), b.as_ptr().cast()],
-                        &[out.as_mut_ptr().cast()],
-                        &mut scratch,
-                    );
-                }
-                *best = best.min(start.elapsed().as_secs_f64());
-            }
-            best[2] = best[2].min(other(&shape, &a, &b, &mut out));
+            best[0] = best[0].min(timed(&mut wide));
+            most = most.max(peak());
+            best[1] = best[1].min(other(&shape, &wide));
         }
-        let rate = |seconds: f64| 2e-9 * (batch * m * k * n) as f64 / seconds;
-        let [wide, narrow, other] = best.map(rate);
+        // The matrix unit slows the core down for a while, so it comes after.
+        let start = Instant::now();
+        while start.elapsed().as_secs_f64() < 0.2 {
+            best[2] = best[2].min(timed(&mut narrow));
+        }
+        let [wide, other, narrow] = best.map(|seconds| 2e-9 * (batch * m * k * n) as f64 / seconds);
         println!(
             "{name:24} {wide:8.1} {:6.1}% {:8.1} {other:9.1} {narrow:8.1}",
             100e9 * wide / most,
             most / 1e9
         );
     }
-    Ok(())
 }

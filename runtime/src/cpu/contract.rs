@@ -145,16 +145,33 @@ impl Plan {
                 return std::slice::from_raw_parts_mut(out, self.count * self.bytes[2]).fill(0);
             }
             let [of_a, of_b, of_out] = self.bytes;
+            let one = |a: *const u8, b: *const u8, out: *mut u8, next: Option<[*const u8; 2]>| match (
+                &self.product,
+                next,
+            ) {
+                (Product::F32(product), Some(next)) => {
+                    let next = next.map(<*const u8>::cast);
+                    product.run_before(next, a.cast(), b.cast(), out.cast(), scratch.cast(), adds);
+                }
+                (Product::F32(product), None) => {
+                    product.run(a.cast(), b.cast(), out.cast(), scratch.cast(), adds);
+                }
+                #[cfg(target_arch = "x86_64")]
+                (Product::BF16(product), Some(_) | None) => {
+                    product.run(a.cast(), b.cast(), out, scratch, adds)
+                }
+            };
+            // Each waits until it is known what comes next.
+            let mut waits: Option<(*const u8, *const u8, *mut u8)> = None;
             points(&self.around, |_, [oa, ob, oc]| {
                 let (a, b, out) = (a.add(oa * of_a), b.add(ob * of_b), out.add(oc * of_out));
-                match &self.product {
-                    Product::F32(product) => {
-                        product.run(a.cast(), b.cast(), out.cast(), scratch.cast(), adds);
-                    }
-                    #[cfg(target_arch = "x86_64")]
-                    Product::BF16(product) => product.run(a.cast(), b.cast(), out, scratch, adds),
+                if let Some((x, y, to)) = waits.replace((a, b, out)) {
+                    one(x, y, to, Some([a, b]));
                 }
             });
+            if let Some((a, b, out)) = waits {
+                one(a, b, out, None);
+            }
         }
     }
 }

@@ -57,7 +57,7 @@ unsafe fn block<V: Vector>(plan: &Plan, call: &Call, rows: Range<usize>, k: Rang
                         k: chunk.min(run.len - l),
                     };
                     let to = packed.add(of.start * len + (run.at + l) * of.len());
-                    pack::<V>(&part, to, of.len(), of.len(), 0);
+                    pack::<V>(&part, to, of.len(), of.len());
                 }
             }
         });
@@ -70,7 +70,7 @@ unsafe fn block<V: Vector>(plan: &Plan, call: &Call, rows: Range<usize>, k: Rang
                 let at = j * plan.b_n + run.offsets[1];
                 let (apart, along) = (plan.b_n, run.strides[1]);
                 let part = Part { at: call.b.add(at), apart, along, count: columns, k: run.len };
-                pack::<V>(&part, panel.add(run.at * width), width, width, 0);
+                pack::<V>(&part, panel.add(run.at * width), width, width);
             });
             let tiles = plan.level.tiles[width / V::LANES - 1];
             for i in 0..panels {
@@ -79,6 +79,7 @@ unsafe fn block<V: Vector>(plan: &Plan, call: &Call, rows: Range<usize>, k: Rang
                 let operands = Operands {
                     k: len,
                     a: packed.add(of.start * len),
+                    a_steps: [0; 2],
                     b: panel,
                     b_step: width,
                     start: std::ptr::null(),

@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 
 use super::tile::{Operands, Tile, tile};
 use super::vector::{Plain, Vector};
-use super::{Call, Plan, blocks, few, single};
+use super::{Call, Plan, along, blocks, few, single, streamed};
 
 /// A product for one kind of machine.
 pub struct Level {
@@ -18,30 +18,43 @@ pub struct Level {
     pub blocks: unsafe fn(&Plan, &Call),
     /// One whose rows make one tile, and whose columns lie one behind the other in `b` and the result.
     pub few: unsafe fn(&Plan, &Call),
-    /// One whose rows make one tile, and where the summed dimension lies one behind the other in `b`.
-    pub along: unsafe fn(&Plan, &Call),
+    /// Some whose rows make one tile, and where the summed dimension lies one behind the other in `b`: by how many rows,
+    /// less one.
+    pub along: &'static [unsafe fn(&Plan, &Call)],
+    /// Numbers that wait in the scratch of such a product.
+    pub waiting: usize,
     /// One that is so small that its elements are computed one by one.
     pub single: unsafe fn(&Plan, &Call),
-    /// Tiles by how many registers and rows, less one of each.
+    /// One whose `b` is small, with one summed dimension.
+    pub streamed: unsafe fn(&Plan, &Call),
+    /// Tiles of a packed `a` by how many registers and rows, less one of each.
     pub tiles: &'static [&'static [Tile]],
+    /// Tiles of an `a` as it lies, likewise. There are fewer rows where there are more registers.
+    pub lying: &'static [&'static [Tile]],
 }
 
 /// For each number of registers a tile for each number of rows.
 macro_rules! tiles {
-    ([$($wide:literal)*], $rows:tt) => { &[$(tiles!(@ $wide, $rows)),*] };
-    (@ $wide:literal, [$($rows:literal)*]) => { &[$(of::<$rows, $wide>),*] };
+    ([$($wide:literal)*], $rows:tt) => { &[$(tiles!(@ $wide, $rows, true)),*] };
+    ($($wide:literal $rows:tt),*) => { &[$(tiles!(@ $wide, $rows, false)),*] };
+    (@ $wide:literal, [$($rows:literal)*], $packed:literal) => { &[$(of::<$rows, $wide, $packed>),*] };
+}
+
+/// For each number of rows a product along the summed dimension.
+macro_rules! alongs {
+    ([$($rows:literal)*]) => { &[$(along::<$rows>),*] };
 }
 
 macro_rules! level {
-    ($level:ident, $vector:ty, $feature:meta, $wide:tt, $rows:tt) => {
+    ($level:ident, $vector:ty, $feature:meta, $wide:tt, $rows:tt, [$($lying:tt)*]) => {
         mod $level {
             use super::*;
 
             // SAFETY: the caller gives what `tile` needs.
             #[$feature]
-            unsafe fn of<const M: usize, const N: usize>(operands: &Operands) {
+            unsafe fn of<const M: usize, const N: usize, const PACKED: bool>(operands: &Operands) {
                 // SAFETY: as above.
-                unsafe { tile::<$vector, M, N>(operands) }
+                unsafe { tile::<$vector, M, N, PACKED>(operands) }
             }
 
             // SAFETY: the caller gives what `blocks::run` needs.
@@ -58,11 +71,18 @@ macro_rules! level {
                 unsafe { few::run::<$vector>(plan, call) }
             }
 
-            // SAFETY: the caller gives what `few::along` needs.
+            // SAFETY: the caller gives what `along::run` needs.
             #[$feature]
-            unsafe fn along(plan: &Plan, call: &Call) {
+            unsafe fn along<const M: usize>(plan: &Plan, call: &Call) {
                 // SAFETY: as above.
-                unsafe { few::along::<$vector>(plan, call) }
+                unsafe { along::run::<$vector, M>(plan, call) }
+            }
+
+            // SAFETY: the caller gives what `streamed::run` needs.
+            #[$feature]
+            unsafe fn streamed(plan: &Plan, call: &Call) {
+                // SAFETY: as above.
+                unsafe { streamed::run::<$vector>(plan, call) }
             }
 
             // SAFETY: the caller gives what `single::run` needs.
@@ -78,26 +98,37 @@ macro_rules! level {
                 rows: <$vector>::ROWS,
                 blocks,
                 few,
-                along,
+                along: alongs!($rows),
+                waiting: along::waiting::<$vector>(),
                 single,
+                streamed,
                 tiles: tiles!($wide, $rows),
+                lying: tiles!($($lying)*),
             };
         }
     };
 }
 
-level!(plain, Plain, inline(never), [1 2], [1 2 3 4]);
+level!(plain, Plain, inline(never), [1 2], [1 2 3 4], [1 [1 2 3 4], 2 [1 2 3 4]]);
 #[cfg(target_arch = "x86_64")]
 use super::x86::{Avx2, Avx512};
 #[cfg(target_arch = "x86_64")]
-level!(avx2, Avx2, target_feature(enable = "avx2,fma"), [1 2], [1 2 3 4 5 6]);
+level!(
+    avx2,
+    Avx2,
+    target_feature(enable = "avx2,fma"),
+    [1 2],
+    [1 2 3 4 5 6],
+    [1 [1 2 3 4 5 6 7 8], 2 [1 2 3 4 5 6]]
+);
 #[cfg(target_arch = "x86_64")]
 level!(
     avx512,
     Avx512,
     target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl"),
     [1 2],
-    [1 2 3 4 5 6 7 8 9 10 11 12 13 14]
+    [1 2 3 4 5 6 7 8 9 10 11 12 13 14],
+    [1 [1 2 3 4 5 6 7 8], 2 [1 2 3 4 5 6 7 8], 3 [1 2 3 4 5 6 7 8], 4 [1 2 3 4 5 6]]
 );
 
 /// The levels that this machine has, slowest first.

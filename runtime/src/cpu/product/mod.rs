@@ -4,6 +4,7 @@
 //! scaled and added one after the other. Every way to compute it keeps to that: its bits depend neither on the numbers of
 //! rows and columns nor on where it stands among them.
 
+mod along;
 #[cfg(target_arch = "x86_64")]
 pub mod amx;
 #[cfg(target_arch = "x86_64")]
@@ -17,6 +18,7 @@ mod pack;
 #[cfg(target_arch = "x86_64")]
 mod pairs;
 mod single;
+mod streamed;
 pub mod summed;
 #[cfg(test)]
 mod tests;
@@ -73,6 +75,7 @@ enum Way {
     Single,
     Few,
     Along,
+    Streamed,
     Blocks,
 }
 
@@ -83,6 +86,8 @@ pub struct Call {
     out: *mut f32,
     scratch: *mut f32,
     adds: bool,
+    /// The operands of the next product; null if there is none.
+    next: [*const f32; 2],
 }
 
 /// Plans a product for a level: rows, columns, and what is summed with its strides in `a` and `b`, outermost first.
@@ -93,7 +98,7 @@ pub fn plan(
     summed: &[(usize, [usize; 2])],
     scale: f32,
 ) -> Plan {
-    let turned = turns(level, rows, columns);
+    let turned = turns(level, rows, columns, summed);
     let (rows, columns) = if turned { (columns, rows) } else { (rows, columns) };
     let order = |(len, [a, b]): (usize, [usize; 2])| (len, if turned { [b, a] } else { [a, b] });
     let summed = Summed::new(summed.iter().copied().map(order), BLOCK);
@@ -106,8 +111,10 @@ pub fn plan(
         Way::Single
     } else if m <= level.rows && flat && b_n == 1 && out_n == 1 && n >= level.width {
         Way::Few
-    } else if m <= level.rows && out_n == 1 && summed.strides().is_some_and(|[_, b]| b == 1) {
+    } else if m <= level.rows && summed.strides().is_some_and(|[_, b]| b == 1) {
         Way::Along
+    } else if streamed::suits(rows, columns, summed.len(), summed.strides()) {
+        Way::Streamed
     } else {
         Way::Blocks
     };
@@ -134,12 +141,19 @@ pub fn plan(
 }
 
 /// Whether rows are better turned into columns: columns fill registers, and are best one behind the other in the result.
-fn turns(level: &Level, rows: Side, columns: Side) -> bool {
+fn turns(level: &Level, rows: Side, columns: Side, summed: &[(usize, [usize; 2])]) -> bool {
     let narrow = |side: Side| side.len <= level.lanes / 2;
     if narrow(columns) != narrow(rows) {
         return narrow(columns);
     }
-    columns.out != 1 && rows.out == 1
+    let turned = columns.out != 1 && rows.out == 1;
+    let &[(len, [a, b])] = summed else { return turned };
+    let suits = [
+        streamed::suits(rows, columns, len, Some([a, b])),
+        streamed::suits(columns, rows, len, Some([b, a])),
+    ];
+    // More rows than fill two registers are better packed as they are than written crosswise.
+    if suits[0] == suits[1] { turned } else { suits[1] && (rows.out == 1 || rows.len <= 2 * level.lanes) }
 }
 
 impl Plan {
@@ -149,9 +163,8 @@ impl Plan {
         4 * match self.way {
             Way::Single => 0,
             Way::Few => self.a_floats + self.b_floats + self.m * few::STRIP,
-            Way::Along => {
-                self.m * self.summed.len().next_multiple_of(16) + few::CHUNK * self.level.width + tile
-            }
+            Way::Along => self.m * self.summed.len().next_multiple_of(16) + self.level.waiting,
+            Way::Streamed => streamed::scratch(self.level, self.n, self.summed.len()),
             Way::Blocks => self.a_floats + self.b_floats + tile,
         }
     }
@@ -162,6 +175,24 @@ impl Plan {
     /// The operands and the result are as planned, the result overlaps no operand; the scratch is as large as planned and
     /// aligned to 64 bytes.
     pub unsafe fn run(&self, a: *const f32, b: *const f32, out: *mut f32, scratch: *mut f32, adds: bool) {
+        // SAFETY: the caller's.
+        unsafe { self.run_before([std::ptr::null(); 2], a, b, out, scratch, adds) }
+    }
+
+    /// Runs it, as [`Plan::run`] does, where the same plan will next run with the operands `next`: they are asked for
+    /// meanwhile, and not used; null if it will not.
+    ///
+    /// # Safety
+    /// As for [`Plan::run`].
+    pub unsafe fn run_before(
+        &self,
+        next: [*const f32; 2],
+        a: *const f32,
+        b: *const f32,
+        out: *mut f32,
+        scratch: *mut f32,
+        adds: bool,
+    ) {
         if self.summed.len() == 0 {
             if !adds {
                 for i in 0..self.m * self.n {
@@ -172,13 +203,15 @@ impl Plan {
             return;
         }
         let (a, b) = if self.turned { (b, a) } else { (a, b) };
-        let call = Call { a, b, out, scratch, adds };
+        let next = if self.turned { [next[1], next[0]] } else { next };
+        let call = Call { a, b, out, scratch, adds, next };
         // SAFETY: the caller's; the level's instruction set is there.
         unsafe {
             match self.way {
                 Way::Single => (self.level.single)(self, &call),
                 Way::Few => (self.level.few)(self, &call),
-                Way::Along => (self.level.along)(self, &call),
+                Way::Along => (self.level.along[self.m - 1])(self, &call),
+                Way::Streamed => (self.level.streamed)(self, &call),
                 Way::Blocks => (self.level.blocks)(self, &call),
             }
         }

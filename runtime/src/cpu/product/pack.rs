@@ -1,6 +1,6 @@
 //! Panels: a few rows or columns of an operand, place by place of the summed dimension, as tiles read them.
 
-use super::vector::Vector;
+use super::vector::{STEP, Vector};
 
 /// A part of an operand: `count` rows (or columns) and `k` places of the summed dimension.
 #[derive(Clone, Copy)]
@@ -18,12 +18,11 @@ pub struct Part {
 }
 
 /// Writes a part as a panel: number `i` of place `l` goes to `to + l * step + i`, and zeros behind the last up to `width`.
-/// What lies one behind the other along the places is asked for `far` numbers ahead, if that is not 0.
 ///
 /// # Safety
 /// The instruction set is there, the part can be read, and the panel written.
 #[inline(always)]
-pub unsafe fn pack<V: Vector>(part: &Part, to: *mut f32, step: usize, width: usize, far: usize) {
+pub unsafe fn pack<V: Vector>(part: &Part, to: *mut f32, step: usize, width: usize) {
     // SAFETY: the caller's.
     unsafe {
         if part.apart == 1 {
@@ -32,17 +31,19 @@ pub unsafe fn pack<V: Vector>(part: &Part, to: *mut f32, step: usize, width: usi
         if part.along != 1 {
             return singly(part, to, step, width, 0);
         }
-        let whole = part.k / V::LANES * V::LANES;
-        for i in (0..width).step_by(V::LANES) {
-            for l in (0..whole).step_by(V::LANES) {
+        // Whole lines at a time: of many rows the first cache might not keep them for another visit.
+        let square = 4 * STEP;
+        let whole = part.k / STEP * STEP;
+        for left in (0..whole).step_by(square) {
+            let right = whole.min(left + square);
+            for i in (0..width).step_by(V::LANES) {
                 let rows = part.count.saturating_sub(i).min(V::LANES);
-                let from = part.at.wrapping_add(i * part.apart + l);
-                if far > 0 {
-                    for r in 0..rows {
-                        V::prefetch(from.wrapping_add(r * part.apart + far), true);
+                for l in (left..right).step_by(STEP) {
+                    let places = V::places(part.at.wrapping_add(i * part.apart + l), part.apart, rows);
+                    for (p, x) in places.into_iter().enumerate() {
+                        x.store_first(to.add((l + p) * step + i), width - i);
                     }
                 }
-                V::transpose(from, part.apart, rows, to.add(l * step + i), step, (width - i).min(V::LANES));
             }
         }
         singly(part, to, step, width, whole);

@@ -5,7 +5,7 @@
 use std::arch::x86_64::*;
 
 use super::amx::{PLACES, SIDE};
-use super::vector::Vector;
+use super::vector::{STEP, Vector};
 use super::x86::Avx512;
 
 /// Up to 32 rows of `a` or columns of `b`, and up to 32 places.
@@ -72,7 +72,12 @@ unsafe fn transposed(from: &Pack, to: *mut u16) {
     for half in [0, 512] {
         // SAFETY: the caller's; numbers are only moved, so any bits are fine.
         unsafe {
-            Avx512::transpose(from.0.as_ptr().add(half).cast(), 16, 16, to.add(half).cast(), 16, 16);
+            let (from, to) = (from.0.as_ptr().add(half).cast::<f32>(), to.add(half).cast::<f32>());
+            for l in (0..16).step_by(STEP) {
+                for (p, x) in Avx512::places(from.add(l), 16, 16).into_iter().enumerate() {
+                    x.store(to.add((l + p) * 16));
+                }
+            }
         }
     }
 }

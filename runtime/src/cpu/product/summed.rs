@@ -22,7 +22,8 @@ pub struct Summed {
 }
 
 impl Summed {
-    /// From the dimensions, outermost first.
+    /// From the dimensions, outermost first, in blocks of at most `most` places, a multiple of 32. They have one length if
+    /// some that is not much shorter divides all places.
     pub fn new(dims: impl DoubleEndedIterator<Item = (usize, [usize; 2])>, most: usize) -> Summed {
         let mut dims: Vec<_> = dims.rev().collect();
         if dims.is_empty() {
@@ -30,7 +31,9 @@ impl Summed {
         }
         let len: usize = dims.iter().map(|(n, _)| n).product();
         let blocks = len.div_ceil(most).max(1);
-        Summed { dims, len, block: len.div_ceil(blocks).next_multiple_of(16) }
+        let divides = (most / 2..=most).rev().step_by(16).find(|n| len > most && len.is_multiple_of(*n));
+        let block = divides.unwrap_or_else(|| len.div_ceil(blocks).next_multiple_of(16));
+        Summed { dims, len, block }
     }
 
     /// How many places it has.

@@ -97,7 +97,8 @@ impl Product {
 fn by_chance(seed: u64) -> (Product, [Vec<f32>; 3]) {
     let mut dice = Dice(seed);
     let sizes = [1, 1, 2, 3, 5, 7, 8, 9, 13, 14, 15, 16, 17, 29, 31, 32, 33, 48, 63, 65, 100, 129];
-    let (m, n) = (dice.of(&sizes), dice.of(&sizes));
+    // Sometimes so many columns that nothing is read as it lies.
+    let (m, n) = (dice.of(&sizes), if dice.below(8) == 0 { 391 } else { dice.of(&sizes) });
     let k = dice.of(&[0, 1, 2, 3, 15, 16, 17, 31, 40, 64, 100, 255, 256, 257, 300, 511, 513, 1030]);
     let ([a_m, a_k], a) = dice.strides([m, k]);
     let ([b_n, b_k], b) = dice.strides([n, k]);
@@ -135,9 +136,9 @@ fn every_level_gives_what_is_defined() {
 
 #[test]
 fn bits_depend_neither_on_other_rows_and_columns_nor_on_the_layout() {
-    for seed in 0..60 {
+    for seed in 0..80 {
         let mut dice = Dice(seed);
-        let (m, n) = (dice.of(&[17, 40, 70]), dice.of(&[33, 70, 130]));
+        let (m, n) = dice.of(&[(17, 130), (40, 33), (70, 70), (40, 130), (33, 450), (450, 40)]);
         let k = dice.of(&[1, 7, 64, 300, 513, 1100]);
         let (a, b) = (dice.numbers(m * k), dice.numbers(k * n));
         let turned = |x: &[f32], rows: usize, columns: usize| -> Vec<f32> {

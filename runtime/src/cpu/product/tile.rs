@@ -55,8 +55,10 @@ impl Ahead {
 pub struct Operands {
     /// How long the stretch is.
     pub k: usize,
-    /// For each of its places a number of each row, one behind the other.
+    /// For each of its places a number of each row.
     pub a: *const f32,
+    /// From row to row and from place to place in `a`, if it lies as it does in the operand.
+    pub a_steps: [usize; 2],
     /// For each of its places the columns.
     pub b: *const f32,
     /// From place to place in `b`.
@@ -82,13 +84,14 @@ pub struct Operands {
 /// A tile of some number of rows and registers.
 pub type Tile = unsafe fn(&Operands);
 
-/// A tile of `M` rows and `N` registers. All loops over sums are short and by index: only then do they become registers.
+/// A tile of `M` rows and `N` registers. If `a` is `PACKED` its rows lie one behind the other, and places one behind the
+/// other. All loops over sums are short and by index: only then do they become registers.
 ///
 /// # Safety
 /// The instruction set is there, and operands are as described.
 #[inline(always)]
 #[allow(clippy::needless_range_loop)]
-pub unsafe fn tile<V: Vector, const M: usize, const N: usize>(t: &Operands) {
+pub unsafe fn tile<V: Vector, const M: usize, const N: usize, const PACKED: bool>(t: &Operands) {
     // SAFETY: the caller's.
     unsafe {
         let mut sums = [[V::zero(); N]; M];
@@ -99,7 +102,7 @@ pub unsafe fn tile<V: Vector, const M: usize, const N: usize>(t: &Operands) {
                 }
             }
         }
-        if t.start.is_null() {
+        if PACKED && t.start.is_null() {
             for i in 0..M {
                 let row = t.out.cast_const().wrapping_add(i * t.out_step);
                 for line in 0..V::LINES {
@@ -107,7 +110,11 @@ pub unsafe fn tile<V: Vector, const M: usize, const N: usize>(t: &Operands) {
                 }
             }
         }
-        let (mut a, mut b) = (t.a, t.b);
+        let mut b = t.b;
+        let [row_step, place_step] = if PACKED { [1, M] } else { t.a_steps };
+        // One offset for all rows leaves them a register each.
+        let rows: [*const f32; M] = std::array::from_fn(|i| t.a.wrapping_add(i * row_step));
+        let mut at = 0;
         // A closure might not be inlined, and the sums would go through memory.
         macro_rules! place {
             () => {
@@ -116,12 +123,12 @@ pub unsafe fn tile<V: Vector, const M: usize, const N: usize>(t: &Operands) {
                     row[j] = V::load(b.add(j * V::LANES));
                 }
                 for i in 0..M {
-                    let x = V::splat(a.add(i));
+                    let x = V::splat(rows[i].wrapping_add(at));
                     for j in 0..N {
                         sums[i][j] = x.mul_add(row[j], sums[i][j]);
                     }
                 }
-                a = a.add(M);
+                at += place_step;
                 b = b.wrapping_add(t.b_step);
             };
         }

@@ -1,5 +1,8 @@
 //! What a matrix product needs of vector registers, for plain code. The instruction sets have a file each.
 
+/// Places that are turned together.
+pub const STEP: usize = 4;
+
 /// A register of `LANES` numbers.
 ///
 /// # Safety
@@ -34,9 +37,9 @@ pub trait Vector: Copy {
     unsafe fn mul_add(self, b: Self, c: Self) -> Self;
     /// `a * b + c` of single numbers.
     unsafe fn add_one(a: f32, b: f32, c: f32) -> f32;
-    /// `LANES` columns of up to `LANES` rows: number `i` of row `r`, which lies at `from + r * apart`, goes to
-    /// `to + i * step + r`. `width` numbers of each are written, those beyond the rows as zeros.
-    unsafe fn transpose(from: *const f32, apart: usize, rows: usize, to: *mut f32, step: usize, width: usize);
+    /// `STEP` places of up to `LANES` rows, row `r` of which lies at `from + r * apart`: a register for each place, with
+    /// zeros behind the rows.
+    unsafe fn places(from: *const f32, apart: usize, rows: usize) -> [Self; STEP];
     /// Asks for the line at `p`, near or only in the second cache. No address is wrong.
     unsafe fn prefetch(p: *const f32, near: bool);
 }
@@ -103,20 +106,11 @@ impl Vector for Plain {
     }
 
     #[inline(always)]
-    unsafe fn transpose(
-        from: *const f32,
-        apart: usize,
-        rows: usize,
-        to: *mut f32,
-        step: usize,
-        width: usize,
-    ) {
-        for i in 0..8 {
-            for r in 0..width.min(8) {
-                // SAFETY: the caller's.
-                unsafe { *to.add(i * step + r) = if r < rows { *from.add(r * apart + i) } else { 0.0 } }
-            }
-        }
+    unsafe fn places(from: *const f32, apart: usize, rows: usize) -> [Plain; STEP] {
+        std::array::from_fn(|l| {
+            // SAFETY: the caller's.
+            Plain(std::array::from_fn(|r| if r < rows { unsafe { *from.add(r * apart + l) } } else { 0.0 }))
+        })
     }
 
     #[inline(always)]

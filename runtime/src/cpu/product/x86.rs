@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::vector::Vector;
+use super::vector::{STEP, Vector};
 
 #[inline(always)]
 unsafe fn prefetch(p: *const f32, near: bool) {
@@ -78,58 +78,39 @@ impl Vector for Avx512 {
         a.mul_add(b, c)
     }
 
-    /// Quarters of rows are put together while they are loaded, which leaves half of the shuffles.
+    /// Rows are put together while they are loaded, which leaves half of the shuffles.
     #[inline(always)]
-    unsafe fn transpose(
-        from: *const f32,
-        apart: usize,
-        rows: usize,
-        to: *mut f32,
-        step: usize,
-        width: usize,
-    ) {
+    unsafe fn places(from: *const f32, apart: usize, rows: usize) -> [Avx512; STEP] {
         unsafe {
-            let mask = first(width);
-            // Register 4 q + r: of rows r, r + 4, r + 8 and r + 12 the numbers 4 q .. 4 q + 4.
-            let mut quarters = [_mm512_setzero_ps(); 16];
+            // Of rows r, r + 4, r + 8 and r + 12 four numbers each.
+            let mut four = [_mm512_setzero_ps(); 4];
             if rows >= 16 {
-                for r in 0..4 {
-                    let row = |i: usize| from.add((r + 4 * i) * apart);
-                    for q in 0..4 {
-                        let x = _mm512_castps128_ps512(_mm_loadu_ps(row(0).add(4 * q)));
-                        let x = _mm512_insertf32x4::<1>(x, _mm_loadu_ps(row(1).add(4 * q)));
-                        let x = _mm512_insertf32x4::<2>(x, _mm_loadu_ps(row(2).add(4 * q)));
-                        quarters[4 * q + r] = _mm512_insertf32x4::<3>(x, _mm_loadu_ps(row(3).add(4 * q)));
-                    }
+                for (r, four) in four.iter_mut().enumerate() {
+                    let row = |i: usize| _mm_loadu_ps(from.add((r + 4 * i) * apart));
+                    let x = _mm512_insertf32x4::<1>(_mm512_castps128_ps512(row(0)), row(1));
+                    *four = _mm512_insertf32x4::<3>(_mm512_insertf32x4::<2>(x, row(2)), row(3));
                 }
             } else {
-                for r in 0..4 {
-                    let row = |i: usize, q: usize| {
-                        let r = r + 4 * i;
-                        // A row that is missing is not read.
-                        let has = if r < rows { 0xf } else { 0 };
-                        _mm_maskz_loadu_ps(has, from.wrapping_add(r * apart + 4 * q))
+                for (r, four) in four.iter_mut().enumerate() {
+                    // A row that is missing is not read.
+                    let row = |i: usize| {
+                        let has = if r + 4 * i < rows { 0xf } else { 0 };
+                        _mm_maskz_loadu_ps(has, from.wrapping_add((r + 4 * i) * apart))
                     };
-                    for q in 0..4 {
-                        let x = _mm512_castps128_ps512(row(0, q));
-                        let x = _mm512_insertf32x4::<1>(x, row(1, q));
-                        let x = _mm512_insertf32x4::<2>(x, row(2, q));
-                        quarters[4 * q + r] = _mm512_insertf32x4::<3>(x, row(3, q));
-                    }
+                    let x = _mm512_insertf32x4::<1>(_mm512_castps128_ps512(row(0)), row(1));
+                    *four = _mm512_insertf32x4::<3>(_mm512_insertf32x4::<2>(x, row(2)), row(3));
                 }
             }
-            for q in 0..4 {
-                let [a, b, c, d] =
-                    [quarters[4 * q], quarters[4 * q + 1], quarters[4 * q + 2], quarters[4 * q + 3]];
-                let (pd, ps) = (|x| _mm512_castps_pd(x), |x| _mm512_castpd_ps(x));
-                let (ab, cd) = (_mm512_unpacklo_ps(a, b), _mm512_unpacklo_ps(c, d));
-                let (ab2, cd2) = (_mm512_unpackhi_ps(a, b), _mm512_unpackhi_ps(c, d));
-                let to = to.add(4 * q * step);
-                _mm512_mask_storeu_ps(to, mask, ps(_mm512_unpacklo_pd(pd(ab), pd(cd))));
-                _mm512_mask_storeu_ps(to.add(step), mask, ps(_mm512_unpackhi_pd(pd(ab), pd(cd))));
-                _mm512_mask_storeu_ps(to.add(2 * step), mask, ps(_mm512_unpacklo_pd(pd(ab2), pd(cd2))));
-                _mm512_mask_storeu_ps(to.add(3 * step), mask, ps(_mm512_unpackhi_pd(pd(ab2), pd(cd2))));
-            }
+            let [a, b, c, d] = four;
+            let (pd, ps) = (|x| _mm512_castps_pd(x), |x| _mm512_castpd_ps(x));
+            let (ab, cd) = (pd(_mm512_unpacklo_ps(a, b)), pd(_mm512_unpacklo_ps(c, d)));
+            let (ab2, cd2) = (pd(_mm512_unpackhi_ps(a, b)), pd(_mm512_unpackhi_ps(c, d)));
+            [
+                Avx512(ps(_mm512_unpacklo_pd(ab, cd))),
+                Avx512(ps(_mm512_unpackhi_pd(ab, cd))),
+                Avx512(ps(_mm512_unpacklo_pd(ab2, cd2))),
+                Avx512(ps(_mm512_unpackhi_pd(ab2, cd2))),
+            ]
         }
     }
 
@@ -204,37 +185,26 @@ impl Vector for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn transpose(
-        from: *const f32,
-        apart: usize,
-        rows: usize,
-        to: *mut f32,
-        step: usize,
-        width: usize,
-    ) {
+    unsafe fn places(from: *const f32, apart: usize, rows: usize) -> [Avx2; STEP] {
         unsafe {
-            let mut r = [_mm256_setzero_ps(); 8];
-            for (i, r) in r.iter_mut().enumerate().take(rows) {
-                *r = _mm256_loadu_ps(from.add(i * apart));
+            // Of rows r and r + 4 four numbers each.
+            let mut four = [_mm256_setzero_ps(); 4];
+            for (r, four) in four.iter_mut().enumerate() {
+                let row = |r: usize| {
+                    if r < rows { _mm_loadu_ps(from.add(r * apart)) } else { _mm_setzero_ps() }
+                };
+                *four = _mm256_insertf128_ps::<1>(_mm256_castps128_ps256(row(r)), row(r + 4));
             }
+            let [a, b, c, d] = four;
             let (pd, ps) = (|x| _mm256_castps_pd(x), |x| _mm256_castpd_ps(x));
-            let mut t = [_mm256_setzero_ps(); 8];
-            for h in [0, 4] {
-                let (ab, cd) = (_mm256_unpacklo_ps(r[h], r[h + 1]), _mm256_unpacklo_ps(r[h + 2], r[h + 3]));
-                let (ab2, cd2) = (_mm256_unpackhi_ps(r[h], r[h + 1]), _mm256_unpackhi_ps(r[h + 2], r[h + 3]));
-                t[h] = ps(_mm256_unpacklo_pd(pd(ab), pd(cd)));
-                t[h + 1] = ps(_mm256_unpackhi_pd(pd(ab), pd(cd)));
-                t[h + 2] = ps(_mm256_unpacklo_pd(pd(ab2), pd(cd2)));
-                t[h + 3] = ps(_mm256_unpackhi_pd(pd(ab2), pd(cd2)));
-            }
-            for i in 0..4 {
-                let (low, high) = (
-                    _mm256_permute2f128_ps::<0x20>(t[i], t[i + 4]),
-                    _mm256_permute2f128_ps::<0x31>(t[i], t[i + 4]),
-                );
-                Avx2(low).store_first(to.add(i * step), width);
-                Avx2(high).store_first(to.add((i + 4) * step), width);
-            }
+            let (ab, cd) = (pd(_mm256_unpacklo_ps(a, b)), pd(_mm256_unpacklo_ps(c, d)));
+            let (ab2, cd2) = (pd(_mm256_unpackhi_ps(a, b)), pd(_mm256_unpackhi_ps(c, d)));
+            [
+                Avx2(ps(_mm256_unpacklo_pd(ab, cd))),
+                Avx2(ps(_mm256_unpackhi_pd(ab, cd))),
+                Avx2(ps(_mm256_unpacklo_pd(ab2, cd2))),
+                Avx2(ps(_mm256_unpackhi_pd(ab2, cd2))),
+            ]
         }
     }
 
