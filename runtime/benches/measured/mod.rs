@@ -97,6 +97,8 @@ pub struct Ready {
     compiled: Compiled,
     reads: Vec<Memory>,
     writes: Vec<Memory>,
+    /// Which operands are i32.
+    integers: Vec<bool>,
     from: Vec<*const u8>,
     to: Vec<*mut u8>,
     scratch: Memory,
@@ -117,7 +119,19 @@ impl Ready {
         case.in_place.iter().for_each(|(w, r)| to[*w] = from[*r]);
         let from = from.into_iter().map(<*mut u8>::cast_const).collect();
         let scratch = Memory::filled(DType::Bool, compiled.scratch_bytes());
-        Ready { compiled, reads, writes, from, to, scratch }
+        let integers = case.kernel.reads.iter().map(|t| *t == DType::I32).collect();
+        Ready { compiled, reads, writes, integers, from, to, scratch }
+    }
+
+    /// Has all operands of integers count up, from 0 again after so many.
+    pub fn count_up(&mut self, many: i32) {
+        for (memory, integers) in self.reads.iter_mut().zip(&self.integers) {
+            if *integers {
+                for (i, bytes) in memory.bytes().chunks_exact_mut(4).enumerate() {
+                    bytes.copy_from_slice(&(i as i32 % many).to_le_bytes());
+                }
+            }
+        }
     }
 
     /// Operations on numbers of a run.
