@@ -17,12 +17,13 @@
 //! ```
 
 use std::fmt;
+use std::sync::Arc;
 
 use super::scan::{Scan, parse_shape, show_shape};
 use super::{ParseError, code, kernel, tables};
-use crate::kernel::{Body, Kernel};
+use crate::kernel::Body;
 use crate::program::{
-    Buffer, BufferId, Call, Duty, Instruction, Message, Program, Region, Segment, Stage, Transfer,
+    Buffer, BufferId, Buffers, Call, Duty, Instruction, Message, Program, Region, Segment, Stage, Transfer,
 };
 use crate::schedule::Kind;
 use crate::{Mesh, Move, Sharding, Value};
@@ -133,7 +134,9 @@ fn read_line(program: &mut Program, open: &mut Option<Instruction>, line: &str) 
         if line == "}" {
             return push(program, launch);
         }
-        if let Instruction::Launch { kernel: Kernel { body: Body::Map(map), .. }, .. } = &mut launch {
+        if let Instruction::Launch { kernel, .. } = &mut launch
+            && let Body::Map(map) = &mut Arc::make_mut(kernel).body
+        {
             let step = kernel::parse_step(line, map)?;
             map.steps.push(step);
         }
@@ -190,9 +193,11 @@ fn read_line(program: &mut Program, open: &mut Option<Instruction>, line: &str) 
         let mut scan = Scan::new(&rest[split..]);
         match kernel::parse_head(&mut scan, &mesh)? {
             kernel::Head::Done(kernel) => {
-                return push(program, Instruction::Launch { kernel, reads, writes });
+                return push(program, Instruction::Launch { kernel: Arc::new(kernel), reads, writes });
             }
-            kernel::Head::Steps(kernel) => *open = Some(Instruction::Launch { kernel, reads, writes }),
+            kernel::Head::Steps(kernel) => {
+                *open = Some(Instruction::Launch { kernel: Arc::new(kernel), reads, writes });
+            }
         }
     } else {
         let instruction = parse_short(&mut scan, &mesh)?;
@@ -259,18 +264,18 @@ fn parse_buffer(scan: &mut Scan, place: usize, mesh: &Mesh) -> Result<Buffer, St
     Ok(buffer)
 }
 
-fn ids(text: &str) -> Result<Vec<BufferId>, String> {
+fn ids(text: &str) -> Result<Buffers, String> {
     let id = |t: &str| t.trim().strip_prefix('b').and_then(|n| n.parse().ok()).map(BufferId);
     let words = text.split(',').map(str::trim).filter(|t| !t.is_empty());
     words.map(|t| id(t).ok_or_else(|| format!("`{t}` is no buffer"))).collect()
 }
 
-fn ids_before_arrow(text: &str) -> Result<(Vec<BufferId>, &str), String> {
+fn ids_before_arrow(text: &str) -> Result<(Buffers, &str), String> {
     let (reads, rest) = text.split_once("->").ok_or("expected `->`")?;
     Ok((ids(reads)?, rest.trim_start()))
 }
 
-fn one(ids: Vec<BufferId>) -> Result<BufferId, String> {
+fn one(ids: Buffers) -> Result<BufferId, String> {
     match ids[..] {
         [id] => Ok(id),
         _ => Err("expected one buffer".to_string()),

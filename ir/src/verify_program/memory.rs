@@ -247,7 +247,7 @@ struct Held {
     ever: Bits,
 }
 
-impl Check<'_> {
+impl Check<'_, '_> {
     /// Follows the calls of a step.
     pub(super) fn memory(&mut self, s: usize) {
         let stage = self.stage;

@@ -1,6 +1,8 @@
 //! Maps that do next to nothing (a constant, an index, a cast to f32) are computed again by each map that uses them,
 //! instead of being stored.
 
+use std::sync::Arc;
+
 use ir::DType;
 use ir::kernel::{Body, Map, Step};
 use ir::program::{BufferId, Instruction, Stage};
@@ -18,22 +20,26 @@ pub(super) fn run(stage: &mut Stage) {
     let segments = stage.segments.iter_mut().enumerate();
     for (segment, instruction) in segments.flat_map(|(i, s)| s.instructions.iter_mut().map(move |x| (i, x))) {
         if let Instruction::Launch { kernel, reads, .. } = instruction
-            && let Body::Map(map) = &mut kernel.body
+            && let Body::Map(_) = kernel.body
         {
             // A number that is loaded is f32 in its register, whatever it was in memory.
-            for (read, dtype) in reads.iter_mut().zip(&mut kernel.reads) {
+            for (i, read) in reads.iter_mut().enumerate() {
                 if let Some((_, source)) = wide.get(read).filter(|(at, _)| *at == segment) {
-                    (*read, *dtype) = (*source, stage.buffers[source.index()].dtype);
+                    *read = *source;
+                    Arc::make_mut(kernel).reads[i] = stage.buffers[source.index()].dtype;
                 }
             }
             let mut i = 0;
             while i < reads.len() {
-                let source = small.get(&reads[i]).filter(|s| takes(map, reads, reads[i], s));
-                match source.and_then(|s| replaced(map, i, s)) {
+                let map = |s| if let Body::Map(map) = &kernel.body { Some((map, s)) } else { None };
+                let source = small.get(&reads[i]).and_then(map);
+                let source = source.filter(|(map, s)| takes(map, reads, reads[i], s));
+                match source.and_then(|(map, s)| replaced(map, i, s)) {
                     Some(with) => {
-                        *map = with;
-                        reads.remove(i);
+                        let kernel = Arc::make_mut(kernel);
+                        kernel.body = Body::Map(with);
                         kernel.reads.remove(i);
+                        reads.remove(i);
                     }
                     None => i += 1,
                 }
