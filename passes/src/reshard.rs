@@ -158,6 +158,6 @@ pub(crate) fn push_reshard(new: &mut Rewrite, source: Value, mark: Mark) -> Valu
     let (op, args) = (Op::Reshard, vec![source]);
     let node =
         NewNode { op, signature, args, dtype, known: Vec::new(), mark, tag: None, of: None, like: None };
-    let value = new.graph.push(node).unwrap_or_else(|e| panic!("a reshard keeps the shape: {e}"));
+    let value = new.push(node).unwrap_or_else(|e| panic!("a reshard keeps the shape: {e}"));
     value.unwrap_or_else(|| panic!("a reshard has a result"))
 }
