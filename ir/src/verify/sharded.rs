@@ -1,12 +1,8 @@
 //! The rules of a graph on a mesh: those of the graph, and that everything lies where it has to.
 
-use std::mem::discriminant;
-use std::sync::Arc;
-
-use rustc_hash::FxHashMap;
-
 use super::{Fault, VerifyError, called, verify};
-use crate::{Axes, Op, ShardedGraph, Sharding, Signature, Value};
+use crate::rows::Layouts;
+use crate::{Axes, Op, ShardedGraph, Sharding, Value};
 
 /// All rules that a sharded graph breaks, those of its graph too.
 ///
@@ -19,9 +15,8 @@ pub fn verify_sharded(sharded: &ShardedGraph) -> Result<(), Vec<VerifyError>> {
         return if errors.is_empty() { Ok(()) } else { Err(errors) };
     }
     let (graph, mesh) = (&sharded.graph, &sharded.mesh);
-    let mut right = Right::default();
+    let mut layouts = Layouts::new(graph, mesh);
     for (i, node) in graph.nodes.iter().enumerate() {
-        let before = errors.len();
         let mut report = |kind| errors.push(VerifyError { at: called(node), kind });
         for v in &node.results {
             check_sharding(sharded, *v, &mut report);
@@ -38,11 +33,7 @@ pub fn verify_sharded(sharded: &ShardedGraph) -> Result<(), Vec<VerifyError>> {
         if matches!(node.op, Op::Reshard | Op::Input(_) | Op::State(_)) {
             continue;
         }
-        let known = right.entry(Arc::as_ptr(&node.signature)).or_default();
-        if known.iter().any(|other| alike(sharded, *other, i)) {
-            continue;
-        }
-        let Some(layout) = sharded.layout(i) else {
+        let Some(layout) = layouts.of(node, &sharded.decisions.strategies[i]) else {
             report(Fault::Strategy(sharded.decisions.strategies[i].show(node, mesh)));
             continue;
         };
@@ -60,34 +51,8 @@ pub fn verify_sharded(sharded: &ShardedGraph) -> Result<(), Vec<VerifyError>> {
                 }
             }
         }
-        if errors.len() == before && known.len() < MOST {
-            known.push(i);
-        }
     }
     if errors.is_empty() { Ok(()) } else { Err(errors) }
-}
-
-/// For signatures nodes that are laid out as their strategies say.
-type Right = FxHashMap<*const Signature, Vec<usize>>;
-
-/// So many different nodes of one signature are compared with each; what is like none of them is laid out.
-const MOST: usize = 16;
-
-/// Whether two nodes of one signature are laid out alike: what the layout depends on is the same, and so is how their values lie.
-fn alike(sharded: &ShardedGraph, a: usize, b: usize) -> bool {
-    let graph = &sharded.graph;
-    let (x, y) = (&graph.nodes[a], &graph.nodes[b]);
-    let like = |(v, w): (&Value, &Value)| {
-        graph.ty(*v).dtype == graph.ty(*w).dtype && sharded.sharding(*v) == sharded.sharding(*w)
-    };
-    discriminant(&x.op) == discriminant(&y.op)
-        && x.op.number() == y.op.number()
-        && x.sizes == y.sizes
-        && x.args.len() == y.args.len()
-        && x.results.len() == y.results.len()
-        && sharded.decisions.strategies[a] == sharded.decisions.strategies[b]
-        && x.args.iter().zip(&y.args).all(like)
-        && x.results.iter().zip(&y.results).all(like)
 }
 
 /// Places are of entries of the tables, and fit them.
