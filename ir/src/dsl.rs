@@ -33,7 +33,7 @@ use smallvec::smallvec;
 
 use crate::graph::{Constraint, Loss, Mark, NewNode, Tag};
 use crate::state::{Init, Input, Role, State, View};
-use crate::{Binary, DType, Dim, Graph, Name, Node, Op, Part, Reduce, Signature, Unary, Value};
+use crate::{Binary, DType, Dim, Graph, Name, Node, Op, Part, Reduce, Signature, Signatures, Unary, Value};
 
 /// A value with names for its dimensions.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -71,6 +71,7 @@ pub struct Model {
     open: Option<(Name, u32)>,
     instances: u32,
     errors: Vec<BuildError>,
+    signatures: Signatures,
     /// Where each constraint of the graph stands in the source.
     constrained: Vec<&'static Location<'static>>,
 }
@@ -306,13 +307,21 @@ impl Model {
         let values = args.iter().map(|t| t.value).collect();
         let new = NewNode { op, signature, args: values, dtype, known, mark, tag, of: self.of, like: None };
         let dims = result.unwrap_or_default();
-        match self.graph.push(new) {
+        match self.write(new) {
             Ok(value) => Tensor { value: value.unwrap_or(Value(u32::MAX)), dims },
             Err(error) => {
                 self.wrong(error.to_string());
                 self.placeholder(dims)
             }
         }
+    }
+
+    /// Appends a node as it is: what a pass does that has the node's signature.
+    ///
+    /// # Errors
+    /// How that does not fit.
+    pub fn write(&mut self, new: NewNode) -> Result<Option<Value>, crate::SizeError> {
+        self.graph.push_among(new, &mut self.signatures)
     }
 
     /// Stands for what could not be built, so that the rest of the model can be read.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 
 use crate::state::{AdamW, Input, State};
-use crate::{DType, Name, Op, Signature};
+use crate::{DType, Name, Op, Signature, Signatures};
 
 /// A value, by its place in [`Graph::values`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -314,8 +314,28 @@ impl Graph {
     /// # Errors
     /// How the signature does not fit.
     pub fn push(&mut self, new: NewNode) -> Result<Option<Value>, crate::SizeError> {
+        self.push_with(new, &mut Arc::new)
+    }
+
+    /// The same, its signature among those that are kept once.
+    ///
+    /// # Errors
+    /// How the signature does not fit.
+    pub fn push_among(
+        &mut self,
+        new: NewNode,
+        signatures: &mut Signatures,
+    ) -> Result<Option<Value>, crate::SizeError> {
+        self.push_with(new, &mut |signature| signatures.share(signature))
+    }
+
+    fn push_with(
+        &mut self,
+        new: NewNode,
+        share: &mut dyn FnMut(Signature) -> Arc<Signature>,
+    ) -> Result<Option<Value>, crate::SizeError> {
         let shapes: Vec<&[usize]> = new.args.iter().map(|v| self.shape(*v)).collect();
-        let signature = Arc::new(new.signature.normal());
+        let signature = share(new.signature.normal());
         let sizes = signature.sizes(&shapes, &new.known)?;
         let micro = new.args.iter().any(|v| self.ty(*v).scope == Scope::Micro);
         let scope = Scope::of(&new.op, micro);
@@ -361,6 +381,8 @@ pub struct Rewrite {
     pub graph: Graph,
     /// For each value of the old graph, what it is now.
     pub now: Vec<Option<Value>>,
+    /// The signatures of nodes that are new.
+    pub signatures: Signatures,
 }
 
 impl Rewrite {
@@ -376,7 +398,7 @@ impl Rewrite {
             recompute: old.recompute,
             ..Graph::default()
         };
-        Rewrite { graph, now: vec![None; old.values.len()] }
+        Rewrite { graph, now: vec![None; old.values.len()], signatures: Signatures::default() }
     }
 
     /// What an old value is now.
@@ -405,6 +427,14 @@ impl Rewrite {
         }
         self.graph.nodes.push(new);
         self.graph.nodes.len() - 1
+    }
+
+    /// Appends a node.
+    ///
+    /// # Errors
+    /// How its signature does not fit.
+    pub fn push(&mut self, new: NewNode) -> Result<Option<Value>, crate::SizeError> {
+        self.graph.push_among(new, &mut self.signatures)
     }
 
     /// The finished graph: loss, gradients and constraints renamed.

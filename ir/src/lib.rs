@@ -28,5 +28,5 @@ pub use moves::{Move, moves, moves_of};
 pub use op::{Binary, FactorKind, Op, Unary};
 pub use sharded::{Decisions, Places, Reshard, ShardedGraph};
 pub use sharding::{Reduce, Sharding, bound, extent, local_shape, piece};
-pub use signature::{Dim, Factor, Signature, SizeError};
+pub use signature::{Dim, Factor, Signature, Signatures, SizeError};
 pub use text::{ParseError, parse_graph, parse_program, parse_sharded};

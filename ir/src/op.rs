@@ -323,6 +323,30 @@ impl Op {
         matches!(self, Op::Assign(_) | Op::Tap(_))
     }
 
+    /// The bits of its number, or which function it is: what tells it from others of its kind, if no name does.
+    pub fn number(&self) -> u64 {
+        match self {
+            Op::Const(number) | Op::Einsum { scale: number } => number.to_bits(),
+            Op::Unary(unary) => *unary as u64,
+            Op::Binary(binary) => *binary as u64,
+            Op::Input(_)
+            | Op::State(_)
+            | Op::Iota
+            | Op::Random(_)
+            | Op::Add
+            | Op::ReduceMax
+            | Op::TopK
+            | Op::Select
+            | Op::Gather
+            | Op::Scatter
+            | Op::Cast
+            | Op::Accumulate
+            | Op::Reshard
+            | Op::Assign(_)
+            | Op::Tap(_) => 0,
+        }
+    }
+
     /// How many results it has.
     pub fn results(&self) -> usize {
         usize::from(!self.has_effect())

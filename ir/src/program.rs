@@ -2,6 +2,7 @@
 //! Two levels, so that many micro-batches cost calls and not instructions. Ranks appear only when it is loaded.
 
 use std::fmt;
+use std::sync::Arc;
 
 use smallvec::{SmallVec, smallvec};
 
@@ -146,12 +147,12 @@ pub enum Instruction {
     },
     /// Runs a kernel.
     Launch {
-        /// What is computed.
-        kernel: Kernel,
+        /// What is computed; equal launches share it.
+        kernel: Arc<Kernel>,
         /// Its operands.
-        reads: Vec<BufferId>,
+        reads: Buffers,
         /// Its results; one may be the buffer of an operand that it reads element by element.
-        writes: Vec<BufferId>,
+        writes: Buffers,
     },
     /// A change of sharding without communication.
     Local {
@@ -300,7 +301,7 @@ impl Instruction {
             | Instruction::Wait { .. }
             | Instruction::Receive { .. }
             | Instruction::Received { .. } => Buffers::new(),
-            Instruction::Launch { reads, .. } => reads.as_slice().into(),
+            Instruction::Launch { reads, .. } => reads.clone(),
             Instruction::Start { parts, .. } => parts.iter().map(|p| p.from).collect(),
             Instruction::Local { from, .. }
             | Instruction::Send { from, .. }
@@ -319,7 +320,7 @@ impl Instruction {
             | Instruction::Received { to, .. }
             | Instruction::Assign { to, .. } => smallvec![*to],
             Instruction::Start { parts, .. } => parts.iter().map(|p| p.to).collect(),
-            Instruction::Launch { writes, .. } => writes.as_slice().into(),
+            Instruction::Launch { writes, .. } => writes.clone(),
             Instruction::Wait { .. }
             | Instruction::Send { .. }
             | Instruction::Sent { .. }

@@ -1,8 +1,14 @@
 //! What one mesh axis may do to an op, and what follows for the shardings of operands and results: one generic
 //! function that choosing, verifying, pricing and the table tests share.
 
+use std::mem::discriminant;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
+
 use crate::signature::{Dim, Factor};
-use crate::{Axes, Axis, DType, FactorKind, Graph, Mesh, Node, Op, Reduce, Sharding};
+use crate::{Axes, Axis, DType, FactorKind, Graph, Mesh, Node, Op, Reduce, Sharding, Signature};
 
 /// What one mesh axis does to one op.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -118,7 +124,7 @@ fn passes(graph: &Graph, node: &Node) -> Vec<(Reduce, Vec<usize>)> {
 }
 
 /// The shardings that a strategy needs of the operands and gives the results.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Layout {
     /// What each operand must be.
     pub args: Vec<Sharding>,
@@ -147,7 +153,7 @@ pub fn layout(graph: &Graph, node: &Node, strategy: &Strategy, mesh: &Mesh) -> O
     let mut results: Vec<Sharding> = node.signature.results.iter().map(tensor).collect::<Option<_>>()?;
     for (factor, axes) in strategy.split.iter().enumerate() {
         for (dims, result) in node.signature.results.iter().zip(&mut results) {
-            if !crate::Signature::has(dims, factor) {
+            if !Signature::has(dims, factor) {
                 result.partial.extend(axes.iter().map(|a| (*a, node.op.reduce())));
             }
         }
@@ -162,6 +168,50 @@ pub fn layout(graph: &Graph, node: &Node, strategy: &Strategy, mesh: &Mesh) -> O
     }
     args.iter_mut().chain(&mut results).for_each(|s| s.partial.sort());
     Some(Layout { args, results })
+}
+
+/// The layouts of the nodes of a graph: those of nodes that are alike are worked out once.
+#[derive(Debug)]
+pub struct Layouts<'a> {
+    graph: &'a Graph,
+    mesh: &'a Mesh,
+    known: FxHashMap<*const Signature, Vec<LaidOut<'a>>>,
+}
+
+type LaidOut<'a> = (&'a Node, &'a Strategy, Option<Rc<Layout>>);
+
+/// With so many different nodes of one signature each is compared; what is like none of them is worked out by itself.
+const MOST_KNOWN: usize = 16;
+
+impl<'a> Layouts<'a> {
+    /// Of a graph on a mesh.
+    pub fn new(graph: &'a Graph, mesh: &'a Mesh) -> Layouts<'a> {
+        Layouts { graph, mesh, known: FxHashMap::default() }
+    }
+
+    /// What [`layout`] gives.
+    pub fn of(&mut self, node: &'a Node, strategy: &'a Strategy) -> Option<Rc<Layout>> {
+        let graph = self.graph;
+        let dtype = |v: Option<&crate::Value>| v.map(|v| graph.ty(*v).dtype);
+        let alike = |(other, split, _): &&LaidOut| {
+            discriminant(&node.op) == discriminant(&other.op)
+                && node.op.number() == other.op.number()
+                && node.args.len() == other.args.len()
+                && dtype(node.args.first()) == dtype(other.args.first())
+                && dtype(node.results.first()) == dtype(other.results.first())
+                && node.sizes == other.sizes
+                && strategy == *split
+        };
+        let known = self.known.entry(Arc::as_ptr(&node.signature)).or_default();
+        if let Some((.., found)) = known.iter().find(alike) {
+            return found.clone();
+        }
+        let new = layout(graph, node, strategy, self.mesh).map(Rc::new);
+        if known.len() < MOST_KNOWN {
+            known.push((node, strategy, new.clone()));
+        }
+        new
+    }
 }
 
 /// A dimension's axes from its factors': for a merged one, every factor but the last that is split must be split

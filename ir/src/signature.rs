@@ -1,8 +1,9 @@
 //! What an op does to dimensions, as one line: `b s d, d f -> b s f`. The words are its factors.
 
 use std::fmt;
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 
+use rustc_hash::FxHashSet;
 use smallvec::{SmallVec, smallvec};
 
 use crate::Name;
@@ -22,6 +23,24 @@ pub struct Signature {
     pub args: Vec<Vec<Dim>>,
     /// The dimensions of each result.
     pub results: Vec<Vec<Dim>>,
+}
+
+/// The signatures of nodes that are written one after the other: equal ones are kept once.
+#[derive(Clone, Debug, Default)]
+pub struct Signatures(FxHashSet<Arc<Signature>>);
+
+impl Signatures {
+    /// The one that is kept.
+    pub fn share(&mut self, signature: Signature) -> Arc<Signature> {
+        match self.0.get(&signature) {
+            Some(known) => known.clone(),
+            None => {
+                let new = Arc::new(signature);
+                self.0.insert(new.clone());
+                new
+            }
+        }
+    }
 }
 
 /// A signature that does not fit its operands.

@@ -10,13 +10,16 @@
 //! - Every strategy is legal, its results are sharded as it says, and, once agreed, its operands too.
 //! - Inputs, states and assignments lie where they were placed.
 
+mod sharded;
+
+use std::sync::Arc;
+
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::state::State;
-use crate::{
-    Axes, Binary, Dim, Factor, Graph, Node, Op, Part, Scope, ShardedGraph, Sharding, Signature, SizeError,
-    Unary, Value,
-};
+use crate::{Binary, Dim, Factor, Graph, Node, Op, Part, Scope, Signature, SizeError, Unary, Value};
+
+pub use sharded::verify_sharded;
 
 /// A rule that a graph breaks, and where.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -187,13 +190,16 @@ pub fn verify(graph: &Graph) -> Result<(), Vec<VerifyError>> {
     let mut parts: Vec<Part> = vec![Part::Forward; graph.values.len()];
     let mut assigned: FxHashSet<&str> = FxHashSet::default();
     let states = graph.states_by_name();
+    let mut forms: FxHashMap<*const Signature, Form> = FxHashMap::default();
     for node in &graph.nodes {
         let mut report = |kind| errors.push(VerifyError { at: called(node), kind });
         let early = node.args.iter().find(|v| defined.get(v.index()).is_none_or(|n| *n == 0));
         if let Some(v) = early {
             report(Fault::UseBeforeDef(*v));
         } else {
-            check_shapes(graph, node, &mut report);
+            let form =
+                *forms.entry(Arc::as_ptr(&node.signature)).or_insert_with(|| Form::of(&node.signature));
+            check_shapes(graph, node, form, &mut report);
             check_types(graph, &states, node, &mut report);
             check_scope(graph, node, &mut report);
             for v in node
@@ -275,7 +281,7 @@ fn check_claims(graph: &Graph, states: &States, errors: &mut Vec<VerifyError>) {
     }
 }
 
-fn check_shapes(graph: &Graph, node: &Node, report: &mut impl FnMut(Fault)) {
+fn check_shapes(graph: &Graph, node: &Node, form: Form, report: &mut impl FnMut(Fault)) {
     if let Some(needed) = node.op.arity()
         && needed != node.args.len()
     {
@@ -285,29 +291,14 @@ fn check_shapes(graph: &Graph, node: &Node, report: &mut impl FnMut(Fault)) {
         let (op, needed, found) = (node.op.to_string(), node.op.results(), node.results.len());
         return report(Fault::Results { op, needed, found });
     }
-    let tensors = node.signature.args.iter().chain(&node.signature.results);
-    for dims in tensors {
-        let flat = || dims.iter().flatten();
-        let twice = |(i, f): &(usize, &Factor)| flat().take(*i).any(|g| g == *f);
-        if let Some((_, f)) = flat().enumerate().find(twice) {
-            return report(Fault::FactorTwice(node.signature.factors[*f].to_string()));
-        }
+    if let Some(f) = form.twice {
+        return report(Fault::FactorTwice(node.signature.factors[f].to_string()));
     }
-    if !is_sized(graph, node) {
+    if !form.distinct || !is_sized(graph, node) {
         check_sizes(graph, node, report);
     }
-    let s = &node.signature;
-    for (f, name) in s.factors.iter().enumerate() {
-        let holder = (0..s.args.len()).find(|i| Signature::has(&s.args[*i], f));
-        if holder.is_none() && !s.in_results(f) {
-            report(Fault::Unused(name.to_string()));
-        } else if let Some(operand) = holder
-            && !s.results.is_empty()
-            && !s.in_results(f)
-            && !node.op.reduces()
-        {
-            report(Fault::NotBroadcast { op: node.op.to_string(), operand, factor: name.to_string() });
-        }
+    if form.unused || form.reduces && !node.op.reduces() {
+        check_factors(node, report);
     }
     if matches!(node.op, Op::Gather | Op::Scatter) && node.op.looked_up(&node.signature).is_none() {
         report(Fault::NoLookup(node.signature.to_string()));
@@ -326,7 +317,55 @@ fn check_shapes(graph: &Graph, node: &Node, report: &mut impl FnMut(Fault)) {
     }
 }
 
-/// Whether the sizes of the factors, which have a name each, make up the shapes of all operands and results.
+/// What is true of a signature whatever the sizes and the op.
+#[derive(Clone, Copy)]
+struct Form {
+    /// A factor that stands twice in one tensor.
+    twice: Option<Factor>,
+    /// Each factor has a name of its own.
+    distinct: bool,
+    /// A factor is in no operand and no result.
+    unused: bool,
+    /// There is a result, and a factor of an operand that is in none.
+    reduces: bool,
+}
+
+impl Form {
+    fn of(s: &Signature) -> Form {
+        let twice = |dims: &Vec<Dim>| {
+            let flat = || dims.iter().flatten();
+            let before = |(i, f): &(usize, &Factor)| flat().take(*i).any(|g| g == *f);
+            flat().enumerate().find(before).map(|(_, f)| *f)
+        };
+        let in_args = |f: Factor| s.args.iter().any(|a| Signature::has(a, f));
+        let mut lost = (0..s.factors.len()).filter(|f| !s.in_results(*f));
+        Form {
+            twice: s.args.iter().chain(&s.results).find_map(twice),
+            distinct: (1..s.factors.len()).all(|i| !s.factors[..i].contains(&s.factors[i])),
+            unused: lost.clone().any(|f| !in_args(f)),
+            reduces: !s.results.is_empty() && lost.any(in_args),
+        }
+    }
+}
+
+/// Says which factors are where they may not be.
+fn check_factors(node: &Node, report: &mut impl FnMut(Fault)) {
+    let s = &node.signature;
+    for (f, name) in s.factors.iter().enumerate() {
+        let holder = (0..s.args.len()).find(|i| Signature::has(&s.args[*i], f));
+        if holder.is_none() && !s.in_results(f) {
+            report(Fault::Unused(name.to_string()));
+        } else if let Some(operand) = holder
+            && !s.results.is_empty()
+            && !s.in_results(f)
+            && !node.op.reduces()
+        {
+            report(Fault::NotBroadcast { op: node.op.to_string(), operand, factor: name.to_string() });
+        }
+    }
+}
+
+/// Whether the sizes of the factors make up the shapes of all operands and results.
 fn is_sized(graph: &Graph, node: &Node) -> bool {
     let s = &node.signature;
     let made = |(v, dims): (&Value, &Vec<Dim>)| {
@@ -335,7 +374,6 @@ fn is_sized(graph: &Graph, node: &Node) -> bool {
     };
     s.factors.len() == node.sizes.len()
         && s.args.len() == node.args.len()
-        && (1..s.factors.len()).all(|i| !s.factors[..i].contains(&s.factors[i]))
         && node.args.iter().zip(&s.args).all(made)
         && node.results.iter().zip(&s.results).all(made)
 }
@@ -473,88 +511,5 @@ fn check_scope(graph: &Graph, node: &Node, report: &mut impl FnMut(Fault)) {
     }
     if matches!(node.op, Op::Assign(_)) && micro {
         report(Fault::ScopeOf { found: Scope::Step, needed: Scope::Micro });
-    }
-}
-
-/// All rules that a sharded graph breaks, those of its graph too.
-///
-/// # Errors
-/// The broken rules.
-pub fn verify_sharded(sharded: &ShardedGraph) -> Result<(), Vec<VerifyError>> {
-    let mut errors = verify(&sharded.graph).err().unwrap_or_default();
-    check_places(sharded, &mut errors);
-    if !errors.is_empty() || sharded.shardings.is_empty() {
-        return if errors.is_empty() { Ok(()) } else { Err(errors) };
-    }
-    let (graph, mesh) = (&sharded.graph, &sharded.mesh);
-    for (i, node) in graph.nodes.iter().enumerate() {
-        let mut report = |kind| errors.push(VerifyError { at: called(node), kind });
-        for v in &node.results {
-            check_sharding(sharded, *v, &mut report);
-        }
-        if let Op::Input(name) | Op::State(name) | Op::Assign(name) = &node.op {
-            let value = node.results.first().or(node.args.first());
-            let found = value.map(|v| sharded.sharding(*v));
-            let place = sharded.decisions.places.get(name);
-            if found != place && (sharded.agreed || !node.results.is_empty()) {
-                let show = |s: Option<&Sharding>| s.map_or("nowhere".to_string(), |s| s.show(mesh));
-                report(Fault::Place(name.to_string(), show(place), show(found)));
-            }
-        }
-        if matches!(node.op, Op::Reshard | Op::Input(_) | Op::State(_)) {
-            continue;
-        }
-        let Some(layout) = sharded.layout(i) else {
-            report(Fault::Strategy(sharded.decisions.strategies[i].show(node, mesh)));
-            continue;
-        };
-        for (v, needed) in node.results.iter().zip(&layout.results) {
-            let found = sharded.sharding(*v);
-            if found != needed {
-                report(Fault::Result { found: found.show(mesh), needed: needed.show(mesh) });
-            }
-        }
-        if sharded.agreed {
-            for (v, needed) in node.args.iter().zip(&layout.args) {
-                let found = sharded.sharding(*v);
-                if found != needed {
-                    report(Fault::NeedsReshard(*v, needed.show(mesh), found.show(mesh)));
-                }
-            }
-        }
-    }
-    if errors.is_empty() { Ok(()) } else { Err(errors) }
-}
-
-/// Places are of entries of the tables, and fit them.
-fn check_places(sharded: &ShardedGraph, errors: &mut Vec<VerifyError>) {
-    let graph = &sharded.graph;
-    let states = graph.states_by_name();
-    for (name, place) in &sharded.decisions.places {
-        let mut report = |kind| errors.push(VerifyError { at: format!("place {name}"), kind });
-        let input = graph.inputs.iter().find(|i| i.name == *name).map(|i| &i.dims);
-        let dims = input.or(states.get(&**name).map(|s| &s.dims));
-        match dims.map(|dims| dims.iter().map(|(_, n)| *n).collect::<Vec<_>>()) {
-            None => report(Fault::Missing("input or state", name.to_string())),
-            Some(shape) => fits(place, &shape, &sharded.mesh, &mut report),
-        }
-    }
-}
-
-fn check_sharding(sharded: &ShardedGraph, value: Value, report: &mut impl FnMut(Fault)) {
-    fits(sharded.sharding(value), sharded.graph.shape(value), &sharded.mesh, report);
-}
-
-fn fits(sharding: &Sharding, shape: &[usize], mesh: &crate::Mesh, report: &mut impl FnMut(Fault)) {
-    let dims = shape.len();
-    if sharding.dims.len() == dims && sharding.merges() && !sharding.has_pairs(shape) {
-        report(Fault::NoPairs(sharding.show(mesh)));
-    }
-    if sharding.dims.len() != dims {
-        report(Fault::Dims { dims, sharding: sharding.show(mesh), found: sharding.dims.len() });
-    }
-    let axes: Axes = sharding.axes().collect();
-    for axis in (1..axes.len()).filter(|i| axes[..*i].contains(&axes[*i])).map(|i| axes[i]) {
-        report(Fault::AxisTwice(mesh.name(axis).to_string(), sharding.show(mesh)));
     }
 }

@@ -138,10 +138,8 @@ fn rewrite(sharded: &mut ShardedGraph, atoms: &Atoms) {
         let renamed = |v: Option<Value>| v.and_then(|v| new.now[v.index()]);
         let (of, like) = (renamed(node.of), renamed(node.like));
         let made = NewNode { op, signature, args, dtype, known, mark, tag, of, like };
-        let value = new
-            .graph
-            .push(made)
-            .unwrap_or_else(|e| panic!("the atoms of {} do not fit: {e}", node.signature));
+        let value =
+            new.push(made).unwrap_or_else(|e| panic!("the atoms of {} do not fit: {e}", node.signature));
         for (old, now) in node.results.iter().zip(value) {
             new.now[old.index()] = Some(now);
         }

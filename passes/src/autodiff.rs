@@ -138,11 +138,7 @@ impl Back {
         });
         let of = of.map(|n| n.results[0]);
         let new = NewNode { op, signature, args, dtype, known, mark, tag: None, of, like: None };
-        let value = self
-            .model
-            .graph_mut()
-            .push(new)
-            .unwrap_or_else(|e| panic!("a gradient's signature is wrong: {e}"));
+        let value = self.model.write(new).unwrap_or_else(|e| panic!("a gradient's signature is wrong: {e}"));
         value.unwrap_or_else(|| panic!("a gradient's op has a result"))
     }
 

@@ -18,24 +18,29 @@
 
 mod link;
 
-use ir::kernel::Body;
+use std::sync::Arc;
+
+use ir::kernel::{Body, Kernel};
 use ir::program::{BufferId, Buffers, Instruction, Program, Region, Stage};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::buffers;
+use crate::{buffers, like};
 
 pub(crate) fn run(program: &mut Program) {
-    for stage in &mut program.stages {
-        for s in 0..stage.segments.len() {
-            let mut instructions = std::mem::take(&mut stage.segments[s].instructions);
-            for instance in instances(stage, &instructions) {
-                if let Some(with) = chained(stage, &instructions, instance) {
-                    instructions = with;
-                }
+    like::once(&mut program.stages, stage_chains);
+    program.stages.iter_mut().for_each(buffers::drop_unused);
+}
+
+fn stage_chains(stage: &mut Stage) {
+    let mut kernels: Vec<Arc<Kernel>> = Vec::new();
+    for s in 0..stage.segments.len() {
+        let mut instructions = std::mem::take(&mut stage.segments[s].instructions);
+        for instance in instances(stage, &instructions) {
+            if let Some(with) = chained(stage, &instructions, instance, &mut kernels) {
+                instructions = with;
             }
-            stage.segments[s].instructions = instructions;
         }
-        buffers::drop_unused(stage);
+        stage.segments[s].instructions = instructions;
     }
 }
 
@@ -51,6 +56,10 @@ fn instance(stage: &Stage, instruction: &Instruction) -> Option<u32> {
     let contraction = matches!(instruction.kernel()?.body, Body::Contract(_));
     let writes = instruction.writes();
     writes.first().filter(|_| contraction).and_then(|b| stage.buffers[b.index()].inside)
+}
+
+fn is_launch(instruction: &Instruction) -> bool {
+    instruction.kernel().is_some()
 }
 
 fn is_map(instruction: &Instruction) -> bool {
@@ -123,7 +132,12 @@ impl<'a> Flow<'a> {
 }
 
 /// The segment with the kernels of one composite as a chain; none if it has none.
-fn chained(stage: &Stage, instructions: &[Instruction], of: u32) -> Option<Vec<Instruction>> {
+fn chained(
+    stage: &Stage,
+    instructions: &[Instruction],
+    of: u32,
+    kernels: &mut Vec<Arc<Kernel>>,
+) -> Option<Vec<Instruction>> {
     let flow = Flow::new(stage, instructions);
     let ends: Vec<usize> =
         (0..instructions.len()).filter(|i| instance(stage, &instructions[*i]) == Some(of)).collect();
@@ -144,7 +158,7 @@ fn chained(stage: &Stage, instructions: &[Instruction], of: u32) -> Option<Vec<I
             }
         }
     }
-    placed(&flow, &members, chain.launch())
+    placed(&flow, &members, chain.launch(kernels))
 }
 
 /// The segment with a launch in the place of the members: behind all that it needs, before all that needs it. None if
@@ -162,7 +176,10 @@ fn placed(flow: &Flow, members: &FxHashSet<usize>, launch: Instruction) -> Optio
         if let Some((token, _)) = instruction.started() {
             started.insert(token, writes.clone());
         }
-        let needs = waits.is_some() && !later.is_empty()
+        // All but launches stay in order.
+        let behind = !is_launch(instruction) && later.iter().any(|l| !is_launch(l));
+        let needs = behind
+            || waits.is_some() && !later.is_empty()
             || reads.iter().chain(&writes).any(|b| made.contains(b))
             || writes.iter().any(|b| read.contains(b));
         if members.contains(&i) {

@@ -9,7 +9,7 @@
 //! ```
 
 use ir::graph::Constraint;
-use ir::rows::layout;
+use ir::rows::Layouts;
 use ir::{Mesh, Op, ShardedGraph, Sharding, Value};
 use rustc_hash::FxHashMap;
 
@@ -20,6 +20,7 @@ pub(crate) fn run(sharded: &mut ShardedGraph) {
     let places = &sharded.decisions.places;
     asked.extend(graph.follows.iter().filter_map(|(v, name)| Some((*v, places.get(name)?.clone()))));
     let mut shardings = vec![Sharding::replicated(0); graph.values.len()];
+    let mut layouts = Layouts::new(graph, &sharded.mesh);
     for (node, strategy) in graph.nodes.iter().zip(&sharded.decisions.strategies) {
         for (i, v) in node.results.iter().enumerate() {
             let whole = || Sharding::replicated(graph.shape(*v).len());
@@ -28,7 +29,7 @@ pub(crate) fn run(sharded: &mut ShardedGraph) {
             } else if node.op == Op::Reshard {
                 asked.get(v).cloned().unwrap_or_else(whole)
             } else {
-                layout(graph, node, strategy, &sharded.mesh).map_or_else(whole, |l| l.results[i].clone())
+                layouts.of(node, strategy).map_or_else(whole, |l| l.results[i].clone())
             };
         }
     }

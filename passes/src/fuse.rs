@@ -18,7 +18,7 @@ mod inline;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use crate::buffers;
+use crate::{buffers, like};
 use ir::kernel::{Body, Kernel};
 use ir::program::{BufferId, Buffers, Instruction, Program, Region, Stage};
 
@@ -28,15 +28,17 @@ use group::Group;
 const MOST_STEPS: usize = 96;
 
 pub(crate) fn run(program: &mut Program) {
-    for stage in &mut program.stages {
-        inline::run(stage);
-        let outside = used_outside(stage);
-        for (segment, outside) in stage.segments.iter_mut().zip(&outside) {
-            for with in [With::Makers, With::Siblings] {
-                segment.instructions = fuse(std::mem::take(&mut segment.instructions), outside, with);
-            }
+    like::once(&mut program.stages, fuse_stage);
+    program.stages.iter_mut().for_each(buffers::drop_unused);
+}
+
+fn fuse_stage(stage: &mut Stage) {
+    inline::run(stage);
+    let outside = used_outside(stage);
+    for (segment, outside) in stage.segments.iter_mut().zip(&outside) {
+        for with in [With::Makers, With::Siblings] {
+            segment.instructions = fuse(std::mem::take(&mut segment.instructions), outside, with);
         }
-        buffers::drop_unused(stage);
     }
 }
 
@@ -78,15 +80,10 @@ type Readers = FxHashMap<BufferId, SmallVec<[usize; 4]>>;
 
 /// An instruction by itself: a group, if it launches a map.
 fn single(instruction: Instruction) -> Place {
-    if let Instruction::Launch { kernel, reads, writes } = instruction {
-        let Kernel { reads: from, writes: to, body } = kernel;
-        match body {
-            Body::Map(map) => Place::Group(Group::of(map, (reads, from), (writes, to))),
-            Body::Contract(_) | Body::Scatter(_) | Body::TopK(_) | Body::Chain(_) => {
-                let kernel = Kernel { reads: from, writes: to, body };
-                Place::Other(Instruction::Launch { kernel, reads, writes })
-            }
-        }
+    if let Instruction::Launch { kernel, reads, writes } = &instruction
+        && let Body::Map(map) = &kernel.body
+    {
+        Place::Group(Group::of(map.clone(), (reads, &kernel.reads), (writes, &kernel.writes)))
     } else {
         Place::Other(instruction)
     }

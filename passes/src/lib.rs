@@ -14,6 +14,7 @@ mod constrain;
 mod driver;
 mod fuse;
 mod last;
+mod like;
 mod lower;
 mod optimizer;
 mod overlap;

@@ -17,14 +17,17 @@ mod kernels;
 mod sites;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use ir::composite::ONE_KERNEL;
-use ir::program::{Buffer, BufferId, Duty, Instruction, Message, Program, Region, Segment, Stage};
+use ir::kernel::Kernel;
+use ir::program::{Buffer, BufferId, Buffers, Duty, Instruction, Message, Program, Region, Segment, Stage};
 use ir::schedule::Kind;
 use ir::{Graph, Name, Node, Op, ShardedGraph, Unary, Value, moves_of};
 use rustc_hash::FxHashMap;
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
+use kernels::{Kernels, Plain};
 use sites::{Crossing, Site, Sites, sites};
 
 /// Lowers a graph, by the table of its decisions.
@@ -46,6 +49,7 @@ pub fn lower(sharded: &ShardedGraph) -> Program {
         brought: BTreeSet::new(),
         at: FxHashMap::default(),
         pending: FxHashMap::default(),
+        kernels: Kernels::default(),
         assigns: Vec::new(),
     };
     lowering.find_uses();
@@ -183,6 +187,7 @@ struct Lowering<'a> {
     at: FxHashMap<(Value, usize), BufferId>,
     /// What a stage receives and did not use yet: its token, and in which kind of segment it comes.
     pending: FxHashMap<(Value, usize), (u32, Kind)>,
+    kernels: Kernels<'a>,
     assigns: Vec<(Site, Instruction)>,
 }
 
@@ -304,6 +309,11 @@ impl Lowering<'_> {
         row.segments[place].instructions.push(instruction);
     }
 
+    fn launch(&mut self, site: Site, kernel: Arc<Kernel>, reads: Buffers, to: BufferId) {
+        let launch = Instruction::Launch { kernel, reads, writes: smallvec![to] };
+        self.emit(site, Duty::Work, launch);
+    }
+
     fn node(&mut self, i: usize, node: &Node, site: Site) {
         let (stage, kind) = site;
         match &node.op {
@@ -346,11 +356,12 @@ impl Lowering<'_> {
                 let row = self.row(stage);
                 row.buffers[sum.index()].region = Region::Step;
                 let like = &row.buffers[sum.index()];
-                let (zero, add) = (kernels::zero(like), kernels::add(like));
+                let like = like.clone();
+                let (zero, add) =
+                    (self.kernels.plain(Plain::Zero, &like), self.kernels.plain(Plain::Add, &like));
                 let begin = (self.sites.first[self.sites.homes[stage]], Kind::Begin);
-                let launch = |kernel, reads, writes| Instruction::Launch { kernel, reads, writes };
-                self.emit(begin, Duty::Work, launch(zero, vec![], vec![sum]));
-                self.emit(site, Duty::Work, launch(add, vec![sum, from], vec![sum]));
+                self.launch(begin, zero, smallvec![], sum);
+                self.launch(site, add, smallvec![sum, from], sum);
             }
             Op::Const(_)
             | Op::Iota
@@ -365,10 +376,12 @@ impl Lowering<'_> {
             | Op::Gather
             | Op::Scatter
             | Op::Cast => {
-                let (kernel, reads) = kernels::kernel(self.sharded, i);
+                let (kernel, reads) = self.kernels.of(self.sharded, i);
+                let kernel = kernel.clone();
+                let reads: SmallVec<[Value; 4]> = reads.iter().map(|k| node.args[*k]).collect();
                 let reads = reads.into_iter().map(|v| self.at(v, site)).collect();
                 let to = self.buffer(node.results[0], stage);
-                self.emit(site, Duty::Work, Instruction::Launch { kernel, reads, writes: vec![to] });
+                self.launch(site, kernel, reads, to);
             }
         }
         if kind != Kind::Optimizer {
@@ -403,7 +416,7 @@ impl Lowering<'_> {
         if buffer.region != Region::State {
             return from;
         }
-        let kernel = kernels::copy(&buffer);
+        let kernel = self.kernels.plain(Plain::Copy, &buffer);
         let to = self.row(site.0).push(Buffer {
             state: None,
             value: None,
@@ -411,7 +424,7 @@ impl Lowering<'_> {
             region: Region::Scratch,
             ..buffer
         });
-        self.emit(site, Duty::Work, Instruction::Launch { kernel, reads: vec![from], writes: vec![to] });
+        self.launch(site, kernel, smallvec![from], to);
         to
     }
 

@@ -209,18 +209,18 @@ fn fill(stage: &Stage, blocks: &[Option<Block>], region: Region, offsets: &mut [
     let mut ids: Vec<usize> =
         (0..blocks.len()).filter(|i| blocks[*i].is_some_and(|b| b.region == region)).collect();
     ids.sort_by_key(|i| (std::cmp::Reverse(blocks[*i].map_or(0, |b| b.bytes)), *i));
-    let mut placed: Vec<(usize, Block)> = Vec::new();
+    // Scratch of one segment is free for the next, whatever their order; a slot is that of one stage at a time.
+    let among = |b: &Block| match region {
+        Region::Scratch => b.segment,
+        Region::Slot => stage.segments[b.segment].stage,
+        Region::State | Region::Step => 0,
+    };
+    let mut placed: HashMap<usize, Vec<(usize, Block)>> = HashMap::new();
     let mut size = 0;
     for i in ids {
         let Some(block) = blocks[i] else { continue };
-        // Scratch of one segment is free for the next, whatever their order; a slot is that of one stage at a time.
-        let stage_of = |b: &Block| stage.segments[b.segment].stage;
-        let apart = |o: &Block| match region {
-            Region::Scratch => o.segment != block.segment,
-            Region::Slot => stage_of(o) != stage_of(&block),
-            Region::State | Region::Step => false,
-        };
-        let together = |o: &Block| !apart(o) && o.first <= block.last && block.first <= o.last;
+        let placed = placed.entry(among(&block)).or_default();
+        let together = |o: &Block| o.first <= block.last && block.first <= o.last;
         let mut busy: Vec<(usize, usize)> =
             placed.iter().filter(|(_, o)| together(o)).map(|(at, o)| (*at, at + o.bytes)).collect();
         busy.sort_unstable();

@@ -277,7 +277,7 @@ impl Casting<'_> {
         mark: Mark,
     ) -> Value {
         let node = NewNode { op, signature, args, dtype, known, mark, tag: None, of: None, like: None };
-        let value = self.new.graph.push(node).unwrap_or_else(|e| panic!("a cast keeps the shape: {e}"));
+        let value = self.new.push(node).unwrap_or_else(|e| panic!("a cast keeps the shape: {e}"));
         value.unwrap_or_else(|| panic!("a cast has a result"))
     }
 }

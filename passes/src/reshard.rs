@@ -16,9 +16,10 @@
 //! ```
 
 use std::collections::BTreeMap;
+use std::rc::Rc;
 
 use ir::graph::{Mark, NewNode, Rewrite};
-use ir::rows::{Strategy, layout};
+use ir::rows::{Layout, Layouts, Strategy};
 use ir::{Axes, Graph, Node, Op, Part, Reshard, ShardedGraph, Sharding, Signature, Value};
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -27,13 +28,17 @@ pub(crate) fn run(sharded: &mut ShardedGraph) {
     let strategies = std::mem::take(&mut sharded.decisions.strategies);
     let copies = std::mem::take(&mut sharded.decisions.copies);
     let old_shardings = std::mem::take(&mut sharded.shardings);
-    let needs: Vec<Vec<Sharding>> = old
+    let mut layouts = Layouts::new(&old, &sharded.mesh);
+    let needs: Vec<Rc<Layout>> = old
         .nodes
         .iter()
         .zip(&strategies)
         .map(|(node, strategy)| match node.op == Op::Reshard {
-            true => vec![old_shardings[node.results[0].index()].clone()],
-            false => layout(&old, node, strategy, &sharded.mesh).map_or(Vec::new(), |l| l.args),
+            true => Rc::new(Layout {
+                args: vec![old_shardings[node.results[0].index()].clone()],
+                ..Layout::default()
+            }),
+            false => layouts.of(node, strategy).unwrap_or_default(),
         })
         .collect();
     let first = first_parts(&old, &old_shardings, &needs, &copies);
@@ -53,7 +58,7 @@ pub(crate) fn run(sharded: &mut ShardedGraph) {
         first,
     };
     for ((node, strategy), needs) in std::mem::take(&mut old.nodes).into_iter().zip(strategies).zip(&needs) {
-        let needed = needs.iter().zip(&node.args);
+        let needed = needs.args.iter().zip(&node.args);
         let args: Vec<Value> = needed.map(|(s, v)| making.copy(*v, s, node.mark)).collect();
         // What the user asked for is such a copy.
         if let (Op::Reshard, [copy], [result]) = (&node.op, &args[..], &node.results[..]) {
@@ -130,12 +135,12 @@ fn from(copies: &BTreeMap<Value, Vec<Reshard>>, of: Value, to: &Sharding) -> Opt
 fn first_parts(
     graph: &Graph,
     given: &[Sharding],
-    needs: &[Vec<Sharding>],
+    needs: &[Rc<Layout>],
     copies: &BTreeMap<Value, Vec<Reshard>>,
 ) -> FxHashMap<(Value, Sharding), Part> {
     let mut first = FxHashMap::default();
     for (node, needs) in graph.nodes.iter().zip(needs) {
-        for (v, needed) in node.args.iter().zip(needs) {
+        for (v, needed) in node.args.iter().zip(&needs.args) {
             if *needed == given[v.index()] && !copies.contains_key(v) {
                 continue;
             }
@@ -158,6 +163,6 @@ pub(crate) fn push_reshard(new: &mut Rewrite, source: Value, mark: Mark) -> Valu
     let (op, args) = (Op::Reshard, vec![source]);
     let node =
         NewNode { op, signature, args, dtype, known: Vec::new(), mark, tag: None, of: None, like: None };
-    let value = new.graph.push(node).unwrap_or_else(|e| panic!("a reshard keeps the shape: {e}"));
+    let value = new.push(node).unwrap_or_else(|e| panic!("a reshard keeps the shape: {e}"));
     value.unwrap_or_else(|| panic!("a reshard has a result"))
 }

@@ -10,10 +10,12 @@
 
 use std::borrow::Cow;
 use std::collections::HashSet;
+use std::mem::{Discriminant, discriminant};
 
 use ir::graph::Rewrite;
 use ir::{DType, Dim, Graph, Node, Op, Part, Value};
 use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
 
 pub(crate) fn run(graph: &mut Graph) {
     let merged = merge(graph);
@@ -91,8 +93,10 @@ fn copied(node: &Node, new: &Rewrite) -> Option<Value> {
 /// What a node computes: equal keys, equal values. Only within a part: what the backward computes again is not kept.
 #[derive(PartialEq, Eq, Hash)]
 struct Key<'a> {
-    op: String,
-    args: Vec<Value>,
+    op: (Discriminant<Op>, u64),
+    /// The op as text, if there is a name in it.
+    name: Option<String>,
+    args: SmallVec<[Value; 4]>,
     dims: (&'a [Vec<Dim>], &'a [Vec<Dim>]),
     sizes: &'a [usize],
     dtype: DType,
@@ -104,7 +108,10 @@ fn key<'a>(node: &Node, old: &'a Node, new: &Rewrite, graph: &Graph) -> Option<K
     if node.op.has_effect() || node.results.len() != 1 {
         return None;
     }
-    let args: Vec<Value> = node.args.iter().map(|v| new.at(*v)).collect();
+    let args = node.args.iter().map(|v| new.at(*v)).collect();
+    let named = matches!(node.op, Op::Input(_) | Op::State(_) | Op::Random(_));
+    let name = named.then(|| node.op.to_string());
+    let op = (discriminant(&node.op), node.op.number());
     let part = match node.mark.part {
         Part::Forward => "forward",
         Part::Input | Part::Weight => "backward",
@@ -112,7 +119,7 @@ fn key<'a>(node: &Node, old: &'a Node, new: &Rewrite, graph: &Graph) -> Option<K
     };
     let s = &old.signature;
     let dtype = graph.ty(node.results[0]).dtype;
-    Some(Key { op: node.op.to_string(), args, dims: (&s.args, &s.results), sizes: &old.sizes, dtype, part })
+    Some(Key { op, name, args, dims: (&s.args, &s.results), sizes: &old.sizes, dtype, part })
 }
 
 fn drop_unused(mut graph: Graph) -> Graph {

@@ -2,6 +2,7 @@
 //! program on CPUs, collectives that are not those of the plan.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use ir::kernel::{Body, Step};
 use ir::program::{BufferId, Instruction, Program};
@@ -100,6 +101,7 @@ const FACTOR: f64 = 40.0;
 /// Another scale in the last product of a map of at least so many steps, or of a contraction.
 fn rescaled(instruction: &mut Instruction, least: usize) -> bool {
     let Instruction::Launch { kernel, .. } = instruction else { return false };
+    let kernel = Arc::make_mut(kernel);
     if let Body::Contract(contract) = &mut kernel.body {
         contract.scale *= FACTOR;
         return true;

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::sync::Arc;
 
 use ir::kernel::{Body, Step};
 use ir::program::{Instruction, Program};
@@ -182,7 +183,7 @@ call 0F 0 slot 0
 /// Another step in the place of one of the map.
 fn step(program: &mut Program, at: usize, new: Step) {
     if let Instruction::Launch { kernel, .. } = &mut program.stages[0].segments[0].instructions[1]
-        && let Body::Map(map) = &mut kernel.body
+        && let Body::Map(map) = &mut Arc::make_mut(kernel).body
     {
         map.steps[at] = new;
     }

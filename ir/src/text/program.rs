@@ -17,11 +17,12 @@
 //! ```
 
 use std::fmt;
+use std::sync::Arc;
 
 use super::scan::{Scan, parse_shape, show_shape};
 use super::{ParseError, code, kernel, tables};
 use crate::program::{
-    Buffer, BufferId, Call, Duty, Instruction, Message, Program, Region, Segment, Stage, Transfer,
+    Buffer, BufferId, Buffers, Call, Duty, Instruction, Message, Program, Region, Segment, Stage, Transfer,
 };
 use crate::schedule::Kind;
 use crate::{Mesh, Move, Sharding, Value};
@@ -132,8 +133,8 @@ pub fn parse_program(text: &str) -> Result<Program, ParseError> {
 
 /// A launch of which lines follow.
 struct Launch {
-    reads: Vec<BufferId>,
-    writes: Vec<BufferId>,
+    reads: Buffers,
+    writes: Buffers,
     open: Box<kernel::Open>,
 }
 
@@ -141,7 +142,7 @@ fn read_line(program: &mut Program, open: &mut Option<Launch>, line: &str) -> Re
     if let Some(mut launch) = open.take() {
         if launch.open.line(line, &program.mesh)? {
             let Launch { reads, writes, open } = launch;
-            return push(program, Instruction::Launch { kernel: open.kernel, reads, writes });
+            return push(program, Instruction::Launch { kernel: Arc::new(open.kernel), reads, writes });
         }
         *open = Some(launch);
         return Ok(());
@@ -196,7 +197,7 @@ fn read_line(program: &mut Program, open: &mut Option<Launch>, line: &str) -> Re
         let mut scan = Scan::new(&rest[split..]);
         match kernel::parse_head(&mut scan, &mesh)? {
             kernel::Head::Done(kernel) => {
-                return push(program, Instruction::Launch { kernel, reads, writes });
+                return push(program, Instruction::Launch { kernel: Arc::new(kernel), reads, writes });
             }
             kernel::Head::Open(kernel) => *open = Some(Launch { reads, writes, open: kernel }),
         }
@@ -269,18 +270,18 @@ fn parse_buffer(scan: &mut Scan, place: usize, mesh: &Mesh) -> Result<Buffer, St
     Ok(buffer)
 }
 
-fn ids(text: &str) -> Result<Vec<BufferId>, String> {
+fn ids(text: &str) -> Result<Buffers, String> {
     let id = |t: &str| t.trim().strip_prefix('b').and_then(|n| n.parse().ok()).map(BufferId);
     let words = text.split(',').map(str::trim).filter(|t| !t.is_empty());
     words.map(|t| id(t).ok_or_else(|| format!("`{t}` is no buffer"))).collect()
 }
 
-fn ids_before_arrow(text: &str) -> Result<(Vec<BufferId>, &str), String> {
+fn ids_before_arrow(text: &str) -> Result<(Buffers, &str), String> {
     let (reads, rest) = text.split_once("->").ok_or("expected `->`")?;
     Ok((ids(reads)?, rest.trim_start()))
 }
 
-fn one(ids: Vec<BufferId>) -> Result<BufferId, String> {
+fn one(ids: Buffers) -> Result<BufferId, String> {
     match ids[..] {
         [id] => Ok(id),
         _ => Err("expected one buffer".to_string()),

@@ -15,7 +15,7 @@ fn extent(dim: &[&Loop]) -> Extent {
     (dim.iter().map(|l| l.size).product(), dim.iter().flat_map(|l| &l.axes).copied().collect())
 }
 
-impl Check<'_> {
+impl Check<'_, '_> {
     pub(super) fn chain(
         &mut self,
         at: &dyn Display,

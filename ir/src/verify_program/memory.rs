@@ -59,6 +59,8 @@ struct Summary {
     /// What it reads before it writes it, and where.
     needs: Vec<(BufferId, usize)>,
     needed: Bits,
+    /// What of that, and of what arrives, is in a slot.
+    asked: Bits,
     /// Messages that were made ready for in another segment, and where they come.
     arrivals: Vec<(BufferId, usize)>,
     /// What it writes itself.
@@ -134,6 +136,7 @@ fn summary(stage: &Stage, segment: &Segment, overlaps: &Overlaps) -> Summary {
     let mut s = Summary {
         needs: Vec::new(),
         needed: Bits::of(n),
+        asked: Bits::of(n),
         arrivals: Vec::new(),
         writes: Bits::of(n),
         kills: Bits::of(n),
@@ -217,6 +220,11 @@ fn summary(stage: &Stage, segment: &Segment, overlaps: &Overlaps) -> Summary {
             | Instruction::Tap { .. } => {}
         }
     }
+    for (id, _) in s.needs.iter().chain(&s.arrivals) {
+        if stage.buffers[id.index()].region == Region::Slot {
+            s.asked.set(*id);
+        }
+    }
     for (i, state) in local.into_iter().enumerate() {
         let id = BufferId(i as u32);
         if matches!(state, Local::Valid | Local::Coming(_))
@@ -247,7 +255,7 @@ struct Held {
     ever: Bits,
 }
 
-impl Check<'_> {
+impl Check<'_, '_> {
     /// Follows the calls of a step.
     pub(super) fn memory(&mut self, s: usize) {
         let stage = self.stage;
@@ -276,6 +284,8 @@ impl Check<'_> {
         let mut slots = vec![empty; stage.slots.max(1)];
         // By slot and buffer the micro-batch that it is of.
         let mut owners: Vec<Vec<Option<usize>>> = vec![vec![None; n]; slots.len()];
+        // By slot the micro-batch that it was called for last, and what is of it in any case.
+        let mut last: Vec<(Option<usize>, Bits)> = vec![(None, Bits::of(n)); slots.len()];
         let mut summaries: Vec<Option<Summary>> = stage.segments.iter().map(|_| None).collect();
         let mut flying: FxHashSet<(u32, Option<usize>)> = FxHashSet::default();
         for (c, call) in stage.calls.iter().enumerate() {
@@ -292,14 +302,22 @@ impl Check<'_> {
             }
             let slot = &mut slots[call.slot];
             let owner = &mut owners[call.slot];
-            for (id, k) in does.needs.iter().chain(&does.arrivals) {
+            let (of, own) = &mut last[call.slot];
+            if *of != call.microbatch {
+                (*of, *own) = (call.microbatch, Bits::of(n));
+            }
+            let all_own = does.asked.within(own, own);
+            for (id, k) in does.needs.iter().chain(&does.arrivals).filter(|_| !all_own) {
                 let known = in_slots.has(*id) && (slot.valid.has(*id) || slot.coming.has(*id));
                 if known && owner[id.index()] != call.microbatch {
                     let (found, needed) = (owner[id.index()], call.microbatch);
                     faults.push((*k, ProgramFault::OtherMicrobatch { buffer: *id, found, needed }));
                 }
             }
-            does.owned.iter().for_each(|id| owner[id.index()] = call.microbatch);
+            for id in &does.owned {
+                owner[id.index()] = call.microbatch;
+                own.set(*id);
+            }
             if !does.needed.within(&slot.valid, &rest.valid) {
                 for (id, k) in &does.needs {
                     let held = if in_slots.has(*id) { &*slot } else { &rest };

@@ -76,7 +76,7 @@ pub(super) fn copies(program: &Program, errors: &mut Vec<ProgramError>) {
     }
 }
 
-impl Check<'_> {
+impl Check<'_, '_> {
     /// Tokens of messages are unique in a stage, and each is waited for by one instruction that means the same buffer.
     pub(super) fn tokens(&mut self, s: usize) {
         let mut starts: BTreeMap<u32, Vec<(bool, BufferId)>> = BTreeMap::new();

@@ -1,7 +1,9 @@
 //! Kernels as the links of a chain: which loops are the same, and which all of them share.
 
+use std::sync::Arc;
+
 use ir::kernel::{Access, Body, Chain, Contract, Kernel, Link, Loop, Map, Operand, Step};
-use ir::program::{BufferId, Instruction};
+use ir::program::{BufferId, Buffers, Instruction};
 use ir::{DType, Name};
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -20,10 +22,16 @@ impl Chained {
         &self.chain.loops
     }
 
-    pub fn launch(self) -> Instruction {
-        let (reads, read_types) = self.reads.into_iter().unzip();
-        let (writes, write_types) = self.writes.into_iter().unzip();
+    /// A launch of it, by one of the kernels that are known, if one is the same.
+    pub fn launch(self, known: &mut Vec<Arc<Kernel>>) -> Instruction {
+        let (reads, read_types): (Buffers, Vec<DType>) = self.reads.into_iter().unzip();
+        let (writes, write_types): (Buffers, Vec<DType>) = self.writes.into_iter().unzip();
         let kernel = Kernel { reads: read_types, writes: write_types, body: Body::Chain(self.chain) };
+        let like = known.iter().find(|k| ***k == kernel).map(Arc::clone);
+        let kernel = like.unwrap_or_else(|| {
+            known.push(Arc::new(kernel));
+            Arc::clone(&known[known.len() - 1])
+        });
         Instruction::Launch { kernel, reads, writes }
     }
 }

@@ -1,6 +1,7 @@
 //! A group of maps that run as one: how another joins it, and the one map that comes of it.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use ir::DType;
 use ir::kernel::{Access, Body, Kernel, Loop, Map, Register, Step};
@@ -33,11 +34,11 @@ impl Group {
     /// The group of one launch.
     pub(super) fn of(
         map: Map,
-        (reads, read_types): (Vec<BufferId>, Vec<DType>),
-        (writes, write_types): (Vec<BufferId>, Vec<DType>),
+        (reads, read_types): (&[BufferId], &[DType]),
+        (writes, write_types): (&[BufferId], &[DType]),
     ) -> Group {
-        let reads = reads.into_iter().zip(read_types).collect();
-        let writes = writes.into_iter().zip(write_types).collect();
+        let reads = reads.iter().copied().zip(read_types.iter().copied()).collect();
+        let writes = writes.iter().copied().zip(write_types.iter().copied()).collect();
         let rows = map.steps.iter().any(|s| matches!(s, Step::Row(..)));
         Group { map, reads, writes, rows, once: Vec::new() }
     }
@@ -347,10 +348,10 @@ impl Group {
         if out.writes.is_empty() {
             return None;
         }
-        let (reads, read_types) = out.reads.into_iter().unzip();
-        let (writes, write_types) = out.writes.into_iter().unzip();
+        let (reads, read_types): (Buffers, _) = out.reads.into_iter().unzip();
+        let (writes, write_types): (Buffers, _) = out.writes.into_iter().unzip();
         let kernel = Kernel { reads: read_types, writes: write_types, body: Body::Map(out.map) };
-        Some(Instruction::Launch { kernel, reads, writes })
+        Some(Instruction::Launch { kernel: Arc::new(kernel), reads, writes })
     }
 }
 

@@ -1,9 +1,11 @@
 //! Maps that do next to nothing (a constant, an index, a cast to f32) are computed again by each map that uses them,
 //! instead of being stored; and so is what compares two smaller tensors, as the mask of attention does with positions.
 
+use std::sync::Arc;
+
 use ir::DType;
 use ir::kernel::{Body, Map, Step};
-use ir::program::{BufferId, Instruction, Stage};
+use ir::program::{BufferId, Buffers, Instruction, Stage};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::map_of;
@@ -19,31 +21,39 @@ pub(super) fn run(stage: &mut Stage) {
     let segments = stage.segments.iter_mut().enumerate();
     for (segment, instruction) in segments.flat_map(|(i, s)| s.instructions.iter_mut().map(move |x| (i, x))) {
         if let Instruction::Launch { kernel, reads, .. } = instruction
-            && let Body::Map(map) = &mut kernel.body
+            && let Body::Map(_) = kernel.body
         {
             // A number that is loaded is f32 in its register, whatever it was in memory.
-            for (read, dtype) in reads.iter_mut().zip(&mut kernel.reads) {
+            for (i, read) in reads.iter_mut().enumerate() {
                 if let Some((_, source)) = wide.get(read).filter(|(at, _)| *at == segment) {
-                    (*read, *dtype) = (*source, stage.buffers[source.index()].dtype);
+                    *read = *source;
+                    Arc::make_mut(kernel).reads[i] = stage.buffers[source.index()].dtype;
                 }
             }
             let mut i = 0;
             while i < reads.len() {
-                let source = small.get(&reads[i]).filter(|s| takes(map, reads, reads[i], s));
-                match source.and_then(|s| replaced(map, i, s)) {
+                let map = |s| if let Body::Map(map) = &kernel.body { Some((map, s)) } else { None };
+                let source = small.get(&reads[i]).and_then(map);
+                let source = source.filter(|(map, s)| takes(map, reads, reads[i], s));
+                match source.and_then(|(map, s)| replaced(map, i, s)) {
                     Some(with) => {
-                        *map = with;
-                        reads.remove(i);
+                        let kernel = Arc::make_mut(kernel);
+                        kernel.body = Body::Map(with);
                         kernel.reads.remove(i);
+                        reads.remove(i);
                     }
                     None => i += 1,
                 }
             }
             let mut i = 0;
             while i < reads.len() {
-                let source = compared.get(&reads[i]).filter(|(at, _)| *at == segment);
-                match source.and_then(|(_, source)| source.within(map, i, (reads, &kernel.reads))) {
-                    Some(with) => (*map, *reads, kernel.reads) = with,
+                let map = |s| if let Body::Map(map) = &kernel.body { Some((map, s)) } else { None };
+                let source = compared.get(&reads[i]).filter(|(at, _)| *at == segment).and_then(map);
+                match source.and_then(|(map, (_, source))| source.within(map, i, (reads, &kernel.reads))) {
+                    Some((with, from, types)) => {
+                        let kernel = Arc::make_mut(kernel);
+                        (kernel.body, kernel.reads, *reads) = (Body::Map(with), types, from);
+                    }
                     None => i += 1,
                 }
             }
@@ -123,7 +133,7 @@ fn replaced(map: &Map, i: usize, source: &Map) -> Option<Map> {
 
 /// A map that compares two tensors, each of which has fewer elements than what it stores.
 struct Compared {
-    reads: Vec<BufferId>,
+    reads: Buffers,
     types: Vec<DType>,
     /// Two loads, the comparison and the store.
     map: Map,
@@ -155,9 +165,9 @@ impl Compared {
         &self,
         map: &Map,
         i: usize,
-        (reads, types): (&[BufferId], &[DType]),
-    ) -> Option<(Map, Vec<BufferId>, Vec<DType>)> {
-        let (mut reads, mut types) = (reads.to_vec(), types.to_vec());
+        (reads, types): (&Buffers, &[DType]),
+    ) -> Option<(Map, Buffers, Vec<DType>)> {
+        let (mut reads, mut types) = (reads.clone(), types.to_vec());
         let [own_a, own_b, Step::Binary(compare, ..), Step::Store { access: stored, .. }] =
             &self.map.steps[..]
         else {

@@ -7,9 +7,11 @@
 use ir::program::{Buffer, BufferId, Duty, Instruction, Message, Region};
 use ir::schedule::Kind;
 use ir::{Axis, Move, Op, Reduce, Value};
+use smallvec::smallvec;
 
+use super::Lowering;
+use super::kernels::Plain;
 use super::sites::{Crossing, Site};
-use super::{Lowering, kernels};
 
 impl Lowering<'_> {
     /// Whether node `i` is a sum over rows, which was made when its operands crossed.
@@ -80,25 +82,25 @@ impl Lowering<'_> {
     /// Adds up buffers of a row, in order, into one that is like `target`.
     fn add_up(&mut self, row: usize, parts: &[BufferId], target: Buffer) -> BufferId {
         let site = self.update_of(row);
-        let launch = |kernel, reads, to| Instruction::Launch { kernel, reads, writes: vec![to] };
         match parts {
             [] => {
-                let kernel = kernels::zero(&target);
+                let kernel = self.kernels.plain(Plain::Zero, &target);
                 let to = self.rows[row].push(target);
-                self.emit(site, Duty::Work, launch(kernel, vec![], to));
+                self.launch(site, kernel, smallvec![], to);
                 to
             }
             [one] => {
-                let kernel = kernels::copy(&target);
+                let kernel = self.kernels.plain(Plain::Copy, &target);
                 let to = self.rows[row].push(target);
-                self.emit(site, Duty::Work, launch(kernel, vec![*one], to));
+                self.launch(site, kernel, smallvec![*one], to);
                 to
             }
             [first, rest @ ..] => {
                 let mut sum = *first;
                 for next in rest {
                     let to = self.rows[row].push(target.clone());
-                    self.emit(site, Duty::Work, launch(kernels::add(&target), vec![sum, *next], to));
+                    let add = self.kernels.plain(Plain::Add, &target);
+                    self.launch(site, add, smallvec![sum, *next], to);
                     sum = to;
                 }
                 sum

@@ -1,14 +1,109 @@
 //! The kernel of a node: a matrix product is a contraction, a sum by index a scatter, a top-k itself, everything else a map.
 
-use smallvec::smallvec;
+use std::hash::{Hash, Hasher};
+use std::mem::discriminant;
+use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
+use smallvec::{SmallVec, smallvec};
 
 use ir::kernel::{Access, Body, Contract, Kernel, Loop, Map, Register, Registers, Scatter, Step, TopK};
 use ir::program::Buffer;
 use ir::signature::{Dim, plain, unnamed};
-use ir::{Binary, DType, Factor, Node, Op, Reduce, ShardedGraph, Signature, Value};
+use ir::{Axes, Binary, DType, Factor, Node, Op, Reduce, ShardedGraph, Signature, Value};
 
-/// The kernel of node `i` and the values that it reads.
-pub(super) fn kernel(sharded: &ShardedGraph, i: usize) -> (Kernel, Vec<Value>) {
+/// The kernels that are written: what computes the same on operands that are alike has one together.
+#[derive(Default)]
+pub(super) struct Kernels<'a> {
+    nodes: FxHashMap<Does<'a>, Written>,
+    plain: FxHashMap<Like, Arc<Kernel>>,
+}
+
+/// What is done, and what a buffer is like that it is done to.
+type Like = (Plain, DType, Vec<usize>, Vec<Axes>);
+
+/// A kernel, and which operands of its node it reads.
+type Written = (Arc<Kernel>, Vec<usize>);
+
+impl<'a> Kernels<'a> {
+    /// The kernel of node `i`, and which of the node's operands it reads.
+    pub(super) fn of(&mut self, sharded: &'a ShardedGraph, i: usize) -> &Written {
+        self.nodes.entry(Does::of(sharded, i)).or_insert_with(|| {
+            let (kernel, reads) = kernel(sharded, i);
+            (Arc::new(kernel), reads)
+        })
+    }
+
+    /// A kernel on what is like a buffer.
+    pub(super) fn plain(&mut self, plain: Plain, like: &Buffer) -> Arc<Kernel> {
+        let key = (plain, like.dtype, like.shape.clone(), like.sharding.dims.clone());
+        let write = || match plain {
+            Plain::Copy => each(like, 1, |access| vec![Step::Load { read: 0, access }]),
+            Plain::Zero => each(like, 0, |_| vec![Step::Const(0.0)]),
+            Plain::Add => each(like, 2, |access| {
+                let load = |read| Step::Load { read, access: access.clone() };
+                vec![load(0), load(1), Step::Add(smallvec![0, 1])]
+            }),
+        };
+        self.plain.entry(key).or_insert_with(|| Arc::new(write())).clone()
+    }
+}
+
+/// What is done without a node of its own.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Plain {
+    /// What is read is written.
+    Copy,
+    /// What is written is 0.
+    Zero,
+    /// What is written is the sum of two.
+    Add,
+}
+
+/// What the kernel of a node depends on.
+#[derive(PartialEq)]
+struct Does<'a> {
+    op: &'a Op,
+    /// The op's, since 0 and -0 are equal, but not the same.
+    number: u64,
+    signature: &'a Arc<Signature>,
+    sizes: &'a [usize],
+    split: &'a [Axes],
+    /// The types of operands and results.
+    types: SmallVec<[DType; 8]>,
+    /// For each operand the first that is the same value.
+    same: SmallVec<[usize; 8]>,
+}
+
+impl<'a> Does<'a> {
+    fn of(sharded: &'a ShardedGraph, i: usize) -> Does<'a> {
+        let node = &sharded.graph.nodes[i];
+        let values = node.args.iter().chain(&node.results);
+        let first = |v| node.args.iter().position(|w| w == v).unwrap_or(0);
+        Does {
+            op: &node.op,
+            number: node.op.number(),
+            signature: &node.signature,
+            sizes: &node.sizes,
+            split: &sharded.decisions.strategies[i].split,
+            types: values.map(|v| sharded.graph.ty(*v).dtype).collect(),
+            same: node.args.iter().map(first).collect(),
+        }
+    }
+}
+
+// Only a number that is none differs from itself; such a kernel is written anew.
+impl Eq for Does<'_> {}
+
+impl Hash for Does<'_> {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (discriminant(self.op), self.number, self.sizes, self.split).hash(state);
+        (&self.types, &self.same).hash(state);
+    }
+}
+
+/// The kernel of node `i`, and which of the node's operands it reads.
+fn kernel(sharded: &ShardedGraph, i: usize) -> (Kernel, Vec<usize>) {
     let node = &sharded.graph.nodes[i];
     let split = &sharded.decisions.strategies[i].split;
     let one = |f: Factor| Loop {
@@ -24,7 +119,7 @@ pub(super) fn kernel(sharded: &ShardedGraph, i: usize) -> (Kernel, Vec<Value>) {
         let out = node.signature.results[0].clone();
         let reads = node.args.iter().map(dtype).collect();
         let body = Body::Contract(Contract { loops, a, b, out, scale });
-        return (Kernel { reads, writes, body }, node.args.clone());
+        return (Kernel { reads, writes, body }, (0..node.args.len()).collect());
     }
     if let Some(looked) = summed_by_index(node) {
         let loops = (0..node.sizes.len()).map(one).collect();
@@ -32,35 +127,19 @@ pub(super) fn kernel(sharded: &ShardedGraph, i: usize) -> (Kernel, Vec<Value>) {
         let out = node.signature.results[0].clone();
         let reads = node.args.iter().map(dtype).collect();
         let body = Body::Scatter(Scatter { loops, source, index, out, looked });
-        return (Kernel { reads, writes, body }, node.args.clone());
+        return (Kernel { reads, writes, body }, (0..node.args.len()).collect());
     }
     if let Some(searched) = node.op.searched(&node.signature) {
         let loops = (0..node.sizes.len()).map(one).collect();
         let (source, out) = (node.signature.args[0].clone(), node.signature.results[0].clone());
         let reads = node.args.iter().map(dtype).collect();
         let body = Body::TopK(TopK { loops, source, out, searched });
-        return (Kernel { reads, writes, body }, node.args.clone());
+        return (Kernel { reads, writes, body }, (0..node.args.len()).collect());
     }
     let mut writer = Writer::new(node, writes[0], &one);
     writer.steps();
-    let reads = writer.reads.iter().map(dtype).collect();
+    let reads = writer.reads.iter().map(|k| dtype(&node.args[*k])).collect();
     (Kernel { reads, writes, body: Body::Map(writer.map) }, writer.reads)
-}
-
-/// The kernel that copies what is like a buffer.
-pub(super) fn copy(buffer: &Buffer) -> Kernel {
-    each(buffer, 1, |access| vec![Step::Load { read: 0, access }])
-}
-
-/// The kernel that sets what is like a buffer to 0.
-pub(super) fn zero(buffer: &Buffer) -> Kernel {
-    each(buffer, 0, |_| vec![Step::Const(0.0)])
-}
-
-/// The kernel that adds two that are like a buffer.
-pub(super) fn add(buffer: &Buffer) -> Kernel {
-    let load = |read, access: &Access| Step::Load { read, access: access.clone() };
-    each(buffer, 2, |access| vec![load(0, &access), load(1, &access), Step::Add(smallvec![0, 1])])
 }
 
 /// The kernel that stores the last of some steps at each element of what is like a buffer.
@@ -99,7 +178,8 @@ fn summed_by_index(node: &Node) -> Option<Factor> {
 struct Writer<'a> {
     node: &'a Node,
     map: Map,
-    reads: Vec<Value>,
+    /// The operands that it reads, each value once.
+    reads: Vec<usize>,
     /// For each factor its loop.
     of_factor: Vec<usize>,
     /// The loops that the result lacks are the row, and not all loops.
@@ -143,9 +223,9 @@ impl<'a> Writer<'a> {
     }
 
     fn read(&mut self, i: usize) -> usize {
-        let value = self.node.args[i];
-        self.reads.iter().position(|v| *v == value).unwrap_or_else(|| {
-            self.reads.push(value);
+        let args = &self.node.args;
+        self.reads.iter().position(|k| args[*k] == args[i]).unwrap_or_else(|| {
+            self.reads.push(i);
             self.reads.len() - 1
         })
     }

@@ -459,9 +459,13 @@ fn within(a: &Rows, b: &Rows) -> bool {
 }
 
 fn both(a: &Rows, b: &Rows) -> Rows {
-    a.iter().zip(b).map(|(a, b)| *a && *b).collect()
+    let mut rows = Rows::from_slice(a);
+    rows.iter_mut().zip(b).for_each(|(a, b)| *a &= *b);
+    rows
 }
 
 fn either(a: &Rows, b: &Rows) -> Rows {
-    a.iter().zip(b).map(|(a, b)| *a || *b).collect()
+    let mut rows = Rows::from_slice(a);
+    rows.iter_mut().zip(b).for_each(|(a, b)| *a |= *b);
+    rows
 }

@@ -19,27 +19,7 @@ pub(super) type Flags = SmallVec<[bool; 16]>;
 type Does = (Discriminant<Op>, u64, usize);
 
 pub(super) fn does(node: &Node) -> Does {
-    let number = match &node.op {
-        Op::Const(number) | Op::Einsum { scale: number } => number.to_bits(),
-        Op::Unary(unary) => *unary as u64,
-        Op::Binary(binary) => *binary as u64,
-        Op::Input(_)
-        | Op::State(_)
-        | Op::Iota
-        | Op::Random(_)
-        | Op::Add
-        | Op::ReduceMax
-        | Op::TopK
-        | Op::Select
-        | Op::Gather
-        | Op::Scatter
-        | Op::Cast
-        | Op::Accumulate
-        | Op::Reshard
-        | Op::Assign(_)
-        | Op::Tap(_) => 0,
-    };
-    (discriminant(&node.op), number, node.results.len())
+    (discriminant(&node.op), node.op.number(), node.results.len())
 }
 
 /// Things with numbers, equal ones with the same.

@@ -8,11 +8,15 @@ use std::collections::BinaryHeap;
 use std::rc::Rc;
 
 use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
 
 use super::tables::{NEVER, Price, Table, TableId, Tables, step};
 
 /// A variable, by its number.
 pub type Var = usize;
+
+/// A few variables.
+type Vars = SmallVec<[Var; 4]>;
 
 /// More combinations than this are too many for one table; some values of a variable are then given up.
 const WIDEST: u64 = 1 << 25;
@@ -27,7 +31,7 @@ pub struct Network {
     pub domains: Vec<usize>,
     /// The tables.
     pub tables: Tables,
-    factors: Vec<(Vec<Var>, TableId)>,
+    factors: Vec<(Vars, TableId)>,
 }
 
 /// The best values.
@@ -52,17 +56,17 @@ impl Network {
 
     /// Adds the prices of a table over these variables, in this order; one may stand several times.
     pub fn add(&mut self, vars: &[Var], table: TableId) {
-        let mut sorted: Vec<Var> = vars.iter().copied().filter(|v| self.domains[*v] > 1).collect();
+        let mut sorted: Vars = vars.iter().copied().filter(|v| self.domains[*v] > 1).collect();
         sorted.sort_unstable();
         sorted.dedup();
-        let to: Vec<Option<usize>> = vars.iter().map(|v| sorted.binary_search(v).ok()).collect();
+        let to: SmallVec<[Option<usize>; 4]> = vars.iter().map(|v| sorted.binary_search(v).ok()).collect();
         let table = self.tables.arrange(table, &to);
         self.factors.push((sorted, table));
     }
 
     /// The sum of all tables at these values.
     pub fn price(&self, pick: &[usize]) -> i128 {
-        let of = |(vars, id): &(Vec<Var>, TableId)| {
+        let of = |(vars, id): &(Vars, TableId)| {
             let table = self.tables.get(*id);
             let at: usize = vars.iter().zip(table.strides()).map(|(v, s)| pick[*v] * s).sum();
             i128::from(table.data[at])
@@ -87,6 +91,7 @@ impl Network {
             queue: BinaryHeap::new(),
             version: vec![0; self.domains.len()],
             known: FxHashMap::default(),
+            key: Vec::new(),
             offset: 0,
             widest: 0,
             exact: true,
@@ -105,7 +110,9 @@ impl Network {
             if version != at.version[v] {
                 continue;
             }
-            let now = at.work(v, usize::MAX);
+            at.forget_used_up(v);
+            let scope = at.scope(v);
+            let now = at.combinations(v, &scope);
             if now != work {
                 at.queue.push(Reverse((now, v, version)));
                 continue;
@@ -115,7 +122,7 @@ impl Network {
                 continue;
             }
             at.widest = at.widest.max(now);
-            let (scope, best) = at.eliminate(v, &mut self.tables);
+            let best = at.eliminate(v, &scope, &mut self.tables);
             let scope = scope.into_iter().map(|u| (u, at.kept[u].clone())).collect();
             order.push(Gone { var: v, kept: at.kept[v].clone(), scope, best });
         }
@@ -152,12 +159,15 @@ struct Best {
     value: Vec<u32>,
 }
 
+/// A table, and the places of its variables.
+type Part = (TableId, Vars);
+
 struct Eliminating {
     domains: Vec<usize>,
     /// For each variable the values that were not given up.
     kept: Vec<Kept>,
     /// None once it is used up.
-    factors: Vec<Option<(Vec<Var>, TableId)>>,
+    factors: Vec<Option<(Vars, TableId)>>,
     /// For each variable its factors, used up ones among them.
     of: Vec<Vec<usize>>,
     /// For each variable how many of its factors are not used up.
@@ -165,13 +175,15 @@ struct Eliminating {
     queue: BinaryHeap<Reverse<(u64, Var, u32)>>,
     version: Vec<u32>,
     known: FxHashMap<Vec<u64>, Rc<Best>>,
+    /// Room for the next key.
+    key: Vec<u64>,
     offset: i128,
     widest: u64,
     exact: bool,
 }
 
 impl Eliminating {
-    fn push(&mut self, vars: Vec<Var>, table: TableId) {
+    fn push(&mut self, vars: Vars, table: TableId) {
         for v in &vars {
             self.of[*v].push(self.factors.len());
             self.live[*v] += 1;
@@ -181,35 +193,42 @@ impl Eliminating {
 
     fn queue_up(&mut self, v: Var) {
         self.version[v] += 1;
-        let work = self.work(v, HUB);
+        // A variable in very many tables is met after each of them: it is not gone through every time.
+        let work = if self.live[v] > HUB {
+            u64::MAX
+        } else {
+            self.forget_used_up(v);
+            self.combinations(v, &self.scope(v))
+        };
         self.queue.push(Reverse((work, v, self.version[v])));
     }
 
-    /// How many combinations the elimination of a variable visits; as if endless where it is in too many tables.
-    fn work(&mut self, v: Var, most: usize) -> u64 {
-        // A variable in very many tables is met after each of them: it is not gone through every time.
-        if self.live[v] > most {
-            return u64::MAX;
-        }
+    fn forget_used_up(&mut self, v: Var) {
         let factors = &self.factors;
         self.of[v].retain(|f| factors[*f].is_some());
-        let size = |u: &Var| self.domains[*u] as u64;
-        self.scope(v).iter().map(size).fold(size(&v), u64::saturating_mul)
     }
 
-    /// Those that share a table with a variable.
-    fn scope(&self, v: Var) -> Vec<Var> {
-        let factors = self.of[v].iter().filter_map(|f| self.factors[*f].as_ref());
-        let mut scope: Vec<Var> = factors.flat_map(|(vars, _)| vars.iter().copied()).collect();
+    /// How many combinations the elimination of a variable visits that shares tables with these.
+    fn combinations(&self, v: Var, scope: &[Var]) -> u64 {
+        let size = |u: &Var| self.domains[*u] as u64;
+        scope.iter().map(size).fold(size(&v), u64::saturating_mul)
+    }
+
+    /// Those that share a table with a variable, in order.
+    fn scope(&self, v: Var) -> Vars {
+        let mut scope = Vars::new();
+        for (vars, _) in self.of[v].iter().filter_map(|f| self.factors[*f].as_ref()) {
+            scope.extend_from_slice(vars);
+        }
         scope.sort_unstable();
         scope.dedup();
         scope.retain(|u| *u != v);
         scope
     }
 
-    fn eliminate(&mut self, v: Var, tables: &mut Tables) -> (Vec<Var>, Rc<Best>) {
-        let scope = self.scope(v);
-        let mut parts: Vec<(TableId, Vec<usize>)> = Vec::new();
+    /// Takes a variable away that shares tables with these.
+    fn eliminate(&mut self, v: Var, scope: &[Var], tables: &mut Tables) -> Rc<Best> {
+        let mut parts: Vec<Part> = Vec::new();
         for f in std::mem::take(&mut self.of[v]) {
             let Some((vars, table)) = self.factors[f].take() else { continue };
             vars.iter().for_each(|u| self.live[*u] -= 1);
@@ -219,7 +238,9 @@ impl Eliminating {
         }
         parts.sort();
         let sizes: Vec<usize> = scope.iter().map(|u| self.domains[*u]).collect();
-        let mut key: Vec<u64> = vec![self.domains[v] as u64, sizes.len() as u64];
+        let mut key = std::mem::take(&mut self.key);
+        key.clear();
+        key.extend([self.domains[v] as u64, sizes.len() as u64]);
         key.extend(sizes.iter().map(|n| *n as u64));
         for (table, places) in &parts {
             key.push(u64::MAX);
@@ -230,16 +251,17 @@ impl Eliminating {
             Some(best) => best.clone(),
             None => {
                 let best = Rc::new(least(&parts, &sizes, self.domains[v], tables));
-                self.known.insert(key, best.clone());
+                self.known.insert(key.clone(), best.clone());
                 best
             }
         };
+        self.key = key;
         self.offset += i128::from(best.offset);
         if !scope.is_empty() {
-            self.push(scope.clone(), best.table);
+            self.push(scope.into(), best.table);
             scope.iter().for_each(|u| self.queue_up(*u));
         }
-        (scope, best)
+        best
     }
 
     /// Gives up half of the values of the variable with most of them, around one whose table would be too wide: those
@@ -288,7 +310,7 @@ impl Eliminating {
 
 /// The least over the values of a variable of the sum of tables, for each combination of the others. In `parts` stand
 /// each table and the places of its variables among the others, the variable's own behind them all.
-fn least(parts: &[(TableId, Vec<usize>)], sizes: &[usize], values: usize, tables: &mut Tables) -> Best {
+fn least(parts: &[Part], sizes: &[usize], values: usize, tables: &mut Tables) -> Best {
     let n = sizes.len();
     // For each table its prices, and how far a step along each of the others, and along the variable, goes.
     let each: Vec<(Rc<Table>, Vec<usize>, usize)> = parts

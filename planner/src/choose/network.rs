@@ -60,12 +60,39 @@ pub struct Choice<'a> {
     again: Vec<bool>,
     microbatches: usize,
     known: FxHashMap<Key, Rc<Of>>,
+    operands: Operands,
     works: FxHashMap<(Vec<usize>, usize), TableId>,
 }
 
 /// What the tables of a value depend on: its maker's ways, its users' and which operand it is, shape, type, whether it is
 /// a parameter, how often it is made; and which of the variables are the same.
 type Key = (usize, Vec<(usize, usize, usize)>, Vec<usize>, DType, bool, usize);
+
+/// A node with more operands than this has many that are needed alike.
+const MANY_OPERANDS: usize = 8;
+
+/// Operands of nodes with many, by the numbers of the nodes' ways.
+#[derive(Debug, Default)]
+struct Operands {
+    /// For each the first that is needed in the same shardings, way by way.
+    first: FxHashMap<(usize, usize), usize>,
+    /// All that are first.
+    all: FxHashMap<usize, Vec<usize>>,
+}
+
+impl Operands {
+    /// The first operand that is needed as operand `k` is: what follows for both is the same.
+    fn like(&mut self, ways: &Ways, k: usize) -> usize {
+        let known = self.all.entry(ways.id).or_default();
+        *self.first.entry((ways.id, k)).or_insert_with(|| {
+            let same = |o: &usize| ways.all.iter().all(|w| w.layout.args[*o] == w.layout.args[k]);
+            known.iter().copied().find(same).unwrap_or_else(|| {
+                known.push(k);
+                k
+            })
+        })
+    }
+}
 
 /// The forward pass, the backward pass and the update.
 fn phase(part: Part) -> usize {
@@ -134,6 +161,7 @@ impl<'a> Choice<'a> {
             makers: graph.makers(),
             shared: graph.makers().iter().map(|i| *i < graph.nodes.len() && space.is_shared(*i)).collect(),
             known: FxHashMap::default(),
+            operands: Operands::default(),
             works: FxHashMap::default(),
             ways: Vec::new(),
         };
@@ -221,8 +249,12 @@ impl<'a> Choice<'a> {
         open.dedup();
         let number = |u: usize| open.binary_search(&self.vars[u]).map_or(usize::MAX, |n| n.min(1));
         let alone = open.len() <= 1;
-        let each =
-            users.iter().map(|(u, k)| (self.ways[*u].id, *k, if alone { number(*u) } else { 2 })).collect();
+        let mut each = Vec::with_capacity(users.len());
+        for (u, k) in users {
+            let many = self.sharded.graph.nodes[*u].args.len() > MANY_OPERANDS;
+            let k = if many { self.operands.like(&self.ways[*u], *k) } else { *k };
+            each.push((self.ways[*u].id, k, if alone { number(*u) } else { 2 }));
+        }
         let times = self.times(users.iter().map(|(u, _)| *u));
         let key = (self.ways[maker].id, each, ty.shape.clone(), ty.dtype, self.is_matrix(value), times);
         let of = match self.known.get(&key) {

@@ -3,6 +3,8 @@
 
 mod table;
 
+use std::sync::Arc;
+
 use ir::kernel::{Body, Contract, Map, Scatter};
 use ir::program::{Instruction, Program};
 use ir::{Mesh, Move};
@@ -45,13 +47,21 @@ impl Broken {
         let instruction = &mut segment.instructions[left];
         let done = match (self, &mut *instruction) {
             (Broken::Map(change), Instruction::Launch { kernel, .. }) => {
-                if let Body::Map(map) = &mut kernel.body { change(map) } else { false }
+                if let Body::Map(map) = &mut Arc::make_mut(kernel).body { change(map) } else { false }
             }
             (Broken::Contraction(change), Instruction::Launch { kernel, .. }) => {
-                if let Body::Contract(contract) = &mut kernel.body { change(contract) } else { false }
+                if let Body::Contract(contract) = &mut Arc::make_mut(kernel).body {
+                    change(contract)
+                } else {
+                    false
+                }
             }
             (Broken::Scatter(change), Instruction::Launch { kernel, .. }) => {
-                if let Body::Scatter(scatter) = &mut kernel.body { change(scatter) } else { false }
+                if let Body::Scatter(scatter) = &mut Arc::make_mut(kernel).body {
+                    change(scatter)
+                } else {
+                    false
+                }
             }
             (Broken::Collective(change), Instruction::Start { parts, .. }) => {
                 let step = &mut parts[0].step;
