@@ -162,6 +162,7 @@ fn trace_prints_each_pass_once() {
             "reshard",
             "lower",
             "fuse",
+            "chain",
             "assign",
             "last: unchanged",
             "bucket",
