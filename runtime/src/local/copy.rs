@@ -1,6 +1,7 @@
-//! Doing a share: elements copied, or combined in the order of the group, tile by tile.
+//! Doing a share: elements copied, or combined in the order of the group, strip by strip; what is streamed goes through a
+//! tile.
 //!
-//! A tile is read from every member before it is written to any, so that an all_reduce may work in place. Each element
+//! A strip or tile is read from every member before it is written to any, so that an all_reduce may work in place. Each element
 //! is combined in f32 (f64 for f64) from the first member to the last and rounded once: the same bits whoever does it.
 
 use std::ops::Range;
@@ -14,9 +15,8 @@ use super::collective::{Collective, Share, Who};
 
 /// The most bytes that a tile takes.
 const TILE: usize = 32 << 10;
-/// The bytes that are combined at a time where results are not streamed: those of all members and the tile stay together in
-/// the nearest cache, so that what works in place finds its lines there.
-const NEAR: usize = 4 << 10;
+/// Up to so many members results go straight from registers to all of them, unless they are streamed.
+const MOST: usize = 32;
 
 /// Where a tile is combined.
 #[repr(C, align(64))]
@@ -50,7 +50,6 @@ pub unsafe fn share(collective: &Collective, share: Share, pieces: &impl Pieces,
         Who::One(r) => r..r + 1,
     };
     let range = share.start..share.end;
-    let near = if collective.stream { TILE } else { NEAR };
     match part.from {
         Who::One(source) => part.block.runs(range, TILE / size, |from, to, count| {
             for target in targets.clone() {
@@ -67,11 +66,22 @@ pub unsafe fn share(collective: &Collective, share: Share, pieces: &impl Pieces,
                 unsafe { merge(collective, pieces, [from, to], count, targets.clone(), tile) }
             });
         }
-        Who::All => part.block.runs(range, near / size, |from, to, count| {
+        Who::All if n <= MOST && !collective.stream => {
+            part.block.runs(range, usize::MAX, |from, to, count| {
+                let mut ends = [std::ptr::null_mut(); MOST];
+                for (end, target) in ends.iter_mut().zip(targets.clone()) {
+                    // SAFETY: the caller's: the run lies in the pieces of all members.
+                    *end = unsafe { pieces.to(target).add(to * size) };
+                }
+                // SAFETY: the caller's; what is written of a piece was read before, if it is the same.
+                unsafe { combine(collective, pieces, from, count, &ends[..targets.len()]) };
+            })
+        }
+        Who::All => part.block.runs(range, TILE / size, |from, to, count| {
             // SAFETY: the caller's: the run lies in the pieces of all members; it is no longer than the tile, which is
             // aligned for every element type.
             unsafe {
-                combine(collective, pieces, from, count, tile);
+                combine(collective, pieces, from, count, &[tile.0.as_mut_ptr()]);
                 for target in targets.clone() {
                     put(tile.0.as_ptr(), pieces.to(target).add(to * size), count * size, collective.stream);
                 }
@@ -242,17 +252,23 @@ integer!(u8, |a: u8, b: u8| a | b);
 /// How many elements are held in registers at a time.
 const STRIP: usize = 128;
 
-/// Combines `count` elements of all members from `at` on, into the tile.
+/// Combines `count` elements of all members from `at` on, to each of these places.
 ///
 /// # Safety
-/// Every member's piece has them, and the tile is large enough.
-unsafe fn combine(collective: &Collective, pieces: &impl Pieces, at: usize, count: usize, tile: &mut Tile) {
+/// Every member's piece has them, and every place has room for them, aligned. A place may be where a member's are.
+unsafe fn combine(
+    collective: &Collective,
+    pieces: &impl Pieces,
+    at: usize,
+    count: usize,
+    places: &[*mut u8],
+) {
     let n = collective.members.len();
     let max = collective.reduce == Some(Reduce::Max);
     macro_rules! each {
         ($type:ty) => {
             // SAFETY: the caller's.
-            unsafe { dispatched::<$type>(pieces, n, at, count, tile.0.as_mut_ptr().cast(), max) }
+            unsafe { dispatched::<$type>(pieces, n, at, count, places, max) }
         };
     }
     match collective.dtype {
@@ -276,7 +292,7 @@ unsafe fn dispatched<T: Number>(
     n: usize,
     at: usize,
     count: usize,
-    tile: *mut T,
+    places: &[*mut u8],
     max: bool,
 ) {
     #[cfg(target_arch = "x86_64")]
@@ -286,15 +302,15 @@ unsafe fn dispatched<T: Number>(
             && is_x86_feature_detected!("avx512dq")
         {
             // SAFETY: the caller's; the machine has AVX-512.
-            return unsafe { with_avx512(pieces, n, at, count, tile, max) };
+            return unsafe { with_avx512::<T>(pieces, n, at, count, places, max) };
         }
         if is_x86_feature_detected!("avx2") {
             // SAFETY: the caller's; the machine has AVX2.
-            return unsafe { with_avx2(pieces, n, at, count, tile, max) };
+            return unsafe { with_avx2::<T>(pieces, n, at, count, places, max) };
         }
     }
     // SAFETY: the caller's.
-    unsafe { strips(pieces, n, at, count, tile, max) }
+    unsafe { strips::<T>(pieces, n, at, count, places, max) }
 }
 
 /// [`strips`], compiled for the machines that have some features.
@@ -309,11 +325,11 @@ macro_rules! compiled_for {
             n: usize,
             at: usize,
             count: usize,
-            tile: *mut T,
+            places: &[*mut u8],
             max: bool,
         ) {
             // SAFETY: the caller's.
-            unsafe { strips(pieces, n, at, count, tile, max) }
+            unsafe { strips::<T>(pieces, n, at, count, places, max) }
         }
     };
 }
@@ -330,7 +346,7 @@ unsafe fn strips<T: Number>(
     n: usize,
     at: usize,
     count: usize,
-    tile: *mut T,
+    places: &[*mut u8],
     max: bool,
 ) {
     let source = |member: usize| {
@@ -351,8 +367,9 @@ unsafe fn strips<T: Number>(
                     strip = std::array::from_fn(|j| T::sum(strip[j], (*next.add(j)).wide()));
                 }
             }
-            for (j, x) in strip.into_iter().enumerate() {
-                *tile.add(i + j) = T::narrow(x);
+            let strip: [T; STRIP] = strip.map(T::narrow);
+            for place in places {
+                place.cast::<T>().add(i).cast::<[T; STRIP]>().write(strip);
             }
         }
     }
@@ -364,7 +381,9 @@ unsafe fn strips<T: Number>(
                 let next = (*source(member).add(i)).wide();
                 x = if max { T::larger(x, next) } else { T::sum(x, next) };
             }
-            *tile.add(i) = T::narrow(x);
+            for place in places {
+                *place.cast::<T>().add(i) = T::narrow(x);
+            }
         }
     }
 }
@@ -401,13 +420,25 @@ mod tests {
         let members: Vec<usize> = (0..pieces.len()).collect();
         let mesh = Mesh::parse(&format!("a={}", pieces.len())).unwrap();
         let mut c = Collective::new(&step, &mesh, &members, dtype, &regions, &regions, 1000);
-        c.stream = true;
-        let mut pieces = Vectors(pieces);
-        for part in c.shares.clone() {
-            // SAFETY: the vectors are as long as the regions, and nobody else has them.
-            unsafe { share(&c, part, &pieces, &mut Tile::new()) };
-        }
-        pieces.0.swap_remove(pieces.0.len() - 1)
+        // What is streamed goes through the tile, other results straight to all members: the same bits.
+        let all = [true, false].map(|stream| {
+            c.stream = stream;
+            let mut pieces = Vectors(pieces.clone());
+            for part in c.shares.clone() {
+                // SAFETY: the vectors are as long as the regions, and nobody else has them.
+                unsafe { share(&c, part, &pieces, &mut Tile::new()) };
+            }
+            assert!(pieces.0.iter().all(|p| bits(p) == bits(&pieces.0[0])));
+            pieces.0.swap_remove(pieces.0.len() - 1)
+        });
+        assert_eq!(bits(&all[0]), bits(&all[1]));
+        let [_, straight] = all;
+        straight
+    }
+
+    fn bits<T>(of: &[T]) -> &[u8] {
+        // SAFETY: numbers are bytes without gaps.
+        unsafe { std::slice::from_raw_parts(of.as_ptr().cast(), size_of_val(of)) }
     }
 
     #[test]
