@@ -194,7 +194,7 @@ fn kind(instruction: &Instruction) -> &'static str {
 
 /// The loops of a kernel with their global sizes.
 fn loops(instruction: &Instruction) -> String {
-    let Instruction::Launch { kernel, .. } = instruction else { return String::new() };
+    let Some(kernel) = instruction.kernel() else { return String::new() };
     let all: Vec<String> = kernel.body.loops().iter().map(|l| format!("{}={}", l.name, l.size)).collect();
     all.join(" ")
 }

@@ -315,7 +315,7 @@ fn model(sharded: &ShardedGraph) -> Model {
 
 /// Whether products read bf16.
 fn mixed(program: &Program) -> bool {
-    let narrow = |i: &Instruction| matches!(i, Instruction::Launch { kernel, .. } if cost::bf16(kernel));
+    let narrow = |i: &Instruction| i.kernel().is_some_and(cost::bf16);
     each_segment(program).any(|(_, _, segment, _)| segment.instructions.iter().any(narrow))
 }
 

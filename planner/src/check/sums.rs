@@ -152,20 +152,9 @@ impl Sum {
 
 /// What a launch both reads and writes.
 fn added(instruction: &Instruction) -> impl Iterator<Item = BufferId> {
-    let (reads, writes): (&[BufferId], &[BufferId]) = match instruction {
-        Instruction::Launch { reads, writes, .. } => (reads, writes),
-        Instruction::Feed { .. }
-        | Instruction::Local { .. }
-        | Instruction::Start { .. }
-        | Instruction::Wait { .. }
-        | Instruction::Send { .. }
-        | Instruction::Sent { .. }
-        | Instruction::Receive { .. }
-        | Instruction::Received { .. }
-        | Instruction::Assign { .. }
-        | Instruction::Tap { .. } => (&[], &[]),
-    };
-    writes.iter().filter(|b| reads.contains(b)).copied()
+    let launches = instruction.kernel().is_some();
+    let (reads, writes) = (instruction.reads(), instruction.writes());
+    writes.into_iter().filter(move |b| launches && reads.contains(b))
 }
 
 /// What an instruction does with each of its buffers, if it is a sum.

@@ -33,12 +33,12 @@ pub fn plan(kernel: &Kernel, extents: &Extents) -> Block {
         Body::Contract(c) => {
             let types = [kernel.reads[0], kernel.reads[1], kernel.writes[0]];
             let plan = contract::plan(c, types, extents);
-            if plan.direct() {
+            if plan.direct() || types == [DType::F32; 3] {
                 return Block::Contract(Box::new(plan), [None, None, None]);
             }
             let lens = extents.lens();
             let mut dense = extents.clone();
-            let mut bytes = plan.scratch_bytes().next_multiple_of(64);
+            let mut bytes = 0;
             let mut wide = |access: &Access, dtype: DType, lies: &mut Vec<usize>| {
                 if dtype == DType::F32 {
                     return None;
@@ -59,10 +59,9 @@ pub fn plan(kernel: &Kernel, extents: &Extents) -> Block {
                 wide(&c.out, types[2], &mut dense.writes[0]),
             ];
             let plan = contract::plan(c, [DType::F32; 3], &dense);
-            // Densely packed operands may need other scratch than those that lie apart.
-            let before = all.iter().flatten().map(|w| w.at).min().unwrap_or(0);
-            let more = plan.scratch_bytes().next_multiple_of(64).saturating_sub(before);
-            let moved = |w: Option<Wide>| w.map(|w| Wide { at: w.at + more, ..w });
+            // They lie behind the scratch of the product.
+            let first = plan.scratch_bytes().next_multiple_of(64);
+            let moved = |w: Option<Wide>| w.map(|w| Wide { at: first + w.at, ..w });
             Block::Contract(Box::new(plan), all.map(moved))
         }
         Body::Scatter(_) | Body::TopK(_) | Body::Chain(_) => {
