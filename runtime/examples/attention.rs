@@ -3,9 +3,9 @@
 
 use std::time::Instant;
 
-use ir::kernel::{Body, Kernel, Link, Use};
+use ir::kernel::{Body, Kernel, Link};
 use ir::parse_program;
-use measured::{Case, Ready};
+use measured::{Ready, case};
 use meshc_runtime::cpu::time::peak;
 
 #[path = "../benches/measured/mod.rs"]
@@ -14,16 +14,6 @@ mod measured;
 const TEXT: &str = include_str!("../benches/measured/attention.mesh");
 /// Tokens of a row.
 const TOKENS: usize = 256;
-
-/// A kernel with as many elements as its loops say.
-fn case(kernel: &Kernel) -> Case {
-    let (mut reads, mut writes) = (vec![0; kernel.reads.len()], vec![0; kernel.writes.len()]);
-    for Use { written, operand, dims } in kernel.uses() {
-        let count = dims.iter().flatten().map(|l| l.size).product();
-        (if written { &mut writes } else { &mut reads })[operand] = count;
-    }
-    Case { name: String::new(), kernel: kernel.clone(), reads, writes, in_place: Vec::new() }
-}
 
 /// A kernel with its operands, positions in order.
 fn ready(kernel: &Kernel) -> Ready {

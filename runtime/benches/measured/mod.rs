@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use criterion::{Criterion, Throughput};
-use ir::kernel::{Access, Body, Contract, Kernel, Loop};
+use ir::kernel::{Access, Body, Contract, Kernel, Loop, Use};
 use ir::{Axes, DType, Mesh};
 use memmap2::{Advice, MmapMut};
 use meshc_runtime::cpu::{Compiled, compile};
@@ -17,6 +17,16 @@ pub struct Case {
     pub reads: Vec<usize>,
     pub writes: Vec<usize>,
     pub in_place: Vec<(usize, usize)>,
+}
+
+/// A kernel with as many elements as its loops say.
+pub fn case(kernel: &Kernel) -> Case {
+    let (mut reads, mut writes) = (vec![0; kernel.reads.len()], vec![0; kernel.writes.len()]);
+    for Use { written, operand, dims } in kernel.uses() {
+        let count = dims.iter().flatten().map(|l| l.size).product();
+        (if written { &mut writes } else { &mut reads })[operand] = count;
+    }
+    Case { name: String::new(), kernel: kernel.clone(), reads, writes, in_place: Vec::new() }
 }
 
 /// Loops from text: `name=size`, one after the other.
@@ -142,6 +152,11 @@ impl Ready {
     /// The operands and the results.
     pub fn operands(&self) -> (&[*const u8], &[*mut u8]) {
         (&self.from, &self.to)
+    }
+
+    /// Bytes of all operands and results.
+    pub fn bytes(&self) -> usize {
+        self.reads.iter().chain(&self.writes).map(|m| m.0.len()).sum()
     }
 
     /// Runs it.

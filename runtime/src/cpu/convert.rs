@@ -32,7 +32,7 @@ pub unsafe fn load(lanes: &Lanes, dtype: DType, d: *mut f32, a: *const u8, n: us
             let a = a.cast::<$t>();
             if stride == 0 {
                 // SAFETY: the caller's.
-                unsafe { std::slice::from_raw_parts_mut(d, n).fill($f(*a)) }
+                unsafe { (lanes.fill)(d, $f(*a), n) }
             } else {
                 for i in 0..n {
                     // SAFETY: the caller's.

@@ -61,6 +61,10 @@ pub struct Lanes {
     pub total: fn(Reduce) -> Total,
     /// Repeats a row's number over the row.
     pub expand: Rows,
+    /// One number in all lanes.
+    pub fill: unsafe fn(*mut f32, f32, usize),
+    /// Whole numbers, each so far from the last: destination, first, step, lanes.
+    pub count: unsafe fn(*mut f32, usize, usize, usize),
     /// Random numbers.
     pub draw: Drawn,
     /// Rounded to bfloat16.
@@ -225,7 +229,26 @@ macro_rules! stamp {
             two!(add, |a: f32, b: f32| a + b);
             two!(mul, |a: f32, b: f32| a * b);
             two!(sub, |a: f32, b: f32| a - b);
-            two!(div, |a: f32, b: f32| a / b);
+            mod div {
+                use super::*;
+
+                two!(each, |a: f32, b: f32| a / b);
+
+                #[$feature]
+                unsafe fn vs(d: *mut f32, a: *const f32, b: *const f32, n: usize) {
+                    // SAFETY: the caller gives `n` lanes of `d` and `a` and one of `b`; `d` overlaps none.
+                    let (d, a, b) = unsafe { (write(d, n), read(a, n), *b) };
+                    let r = 1.0 / b;
+                    // Elsewhere the reciprocal or a remainder has not all digits.
+                    if $fma && (1e-30..1e30).contains(&b.abs()) {
+                        map1(d, a, |a| math::quotient::<$fma>(a, b, r));
+                    } else {
+                        map1(d, a, |a| a / b);
+                    }
+                }
+
+                pub(super) const WAYS: Ways = Ways { vs, ..each::WAYS };
+            }
             two!(max, math::max);
             two!(min, math::min);
             two!(eq, |a: f32, b: f32| if a == b { 1.0 } else { 0.0 });
@@ -284,6 +307,25 @@ macro_rules! stamp {
                 let (d, a) = unsafe { (write(d, rows * row), read(a, rows)) };
                 for (i, x) in a.iter().enumerate() {
                     d[i * row..(i + 1) * row].fill(*x);
+                }
+            }
+
+            #[$feature]
+            unsafe fn fill(d: *mut f32, x: f32, n: usize) {
+                // SAFETY: the caller gives `n` lanes.
+                unsafe { write(d, n) }.fill(x);
+            }
+
+            #[$feature]
+            unsafe fn counted(d: *mut f32, first: usize, step: usize, n: usize) {
+                // SAFETY: the caller gives `n` lanes.
+                let d = unsafe { write(d, n) };
+                // Conversions of 32 bits are vector code on every machine.
+                if first + step * n <= i32::MAX as usize {
+                    let (first, step) = (first as i32, step as i32);
+                    d.iter_mut().enumerate().for_each(|(i, d)| *d = (first + i as i32 * step) as f32);
+                } else {
+                    d.iter_mut().enumerate().for_each(|(i, d)| *d = (first + i * step) as f32);
                 }
             }
 
@@ -374,6 +416,8 @@ macro_rules! stamp {
                 rows: rows_by,
                 total: total_by,
                 expand,
+                fill,
+                count: counted,
                 draw: drawn,
                 round_bf16,
                 load_bf16,

@@ -108,6 +108,28 @@ impl Walk {
         (last.1 == 0).then(|| inner.iter().map(|(n, _)| n).product())
     }
 
+    /// The offset of the points `start .. start + n` if they lie next to each other.
+    pub fn together(&self, start: usize, n: usize) -> Option<usize> {
+        let (len, stride) = self.dims[0];
+        if self.dims.len() == 1 {
+            return (stride == 1 || n == 1).then_some(start * stride);
+        }
+        // Without points a dimension may have no length.
+        if n == 0 || (stride != 1 && n != 1) {
+            return None;
+        }
+        let (mut rest, first) = (start / len, start % len);
+        if first + n > len {
+            return None;
+        }
+        let mut offset = first * stride;
+        for (len, stride) in &self.dims[1..] {
+            offset += rest % len * stride;
+            rest /= len;
+        }
+        Some(offset)
+    }
+
     /// Calls `visit(first point - start, points, offset, stride)` for each run of the points `start .. start + n`.
     #[inline(always)]
     pub fn runs(&self, start: usize, n: usize, mut visit: impl FnMut(usize, usize, usize, usize)) {
@@ -201,6 +223,21 @@ mod tests {
                     seen.extend((0..points).map(|i| offset + i * stride));
                 });
                 assert_eq!(seen, all[start..start + n]);
+            }
+        }
+    }
+
+    #[test]
+    fn points_are_together_where_a_run_has_them_all_a_stride_of_one_apart() {
+        for (lens, strides) in
+            [([2, 3, 4], [12, 4, 1]), ([2, 3, 4], [0, 4, 1]), ([2, 3, 4], [1, 0, 2]), ([2, 3, 4], [40, 8, 1])]
+        {
+            let walk = Walk::new(&lens, &strides);
+            for (start, n) in (0..24).flat_map(|start| (1..=24 - start).map(move |n| (start, n))) {
+                let mut runs = Vec::new();
+                walk.runs(start, n, |_, points, offset, stride| runs.push((points, offset, stride)));
+                let whole = runs[0].0 == n && (runs[0].2 == 1 || n == 1);
+                assert_eq!(walk.together(start, n), whole.then_some(runs[0].1), "{lens:?} {strides:?}");
             }
         }
     }

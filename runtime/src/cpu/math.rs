@@ -53,14 +53,43 @@ fn limited(x: f32, low: f32, high: f32) -> f32 {
 /// The logarithm of the smallest normal number.
 const LEAST: f32 = -87.336_54;
 
+/// Numbers beyond this have no finite exponential.
+const MOST: f32 = 88.722_83;
+
 /// e^x; 0 where that is below the normal numbers: masked scores are common, and subnormal numbers slow.
 #[inline(always)]
 pub fn exp<const FMA: bool>(x: f32) -> f32 {
-    let (n, r) = reduce::<FMA>(limited(x, LEAST, 89.5));
-    // In two steps, as 2^n alone can be too large.
-    let half = n >> 1;
-    let y = (1.0 + expm1_near_0::<FMA>(r)) * power_of_2(half) * power_of_2(n.wrapping_sub(half));
-    if x < LEAST { 0.0 } else { y }
+    let (n, r) = reduce::<FMA>(x);
+    // Between the limits n changes the exponent of a number in [0.7, 1.42) to another of a normal number.
+    let bits = (1.0 + expm1_near_0::<FMA>(r)).to_bits();
+    let y = f32::from_bits(bits.wrapping_add((n as u32) << 23));
+    let y = if x > MOST { f32::INFINITY } else { y };
+    let y = if x < LEAST { 0.0 } else { y };
+    if x.is_nan() { x } else { y }
+}
+
+/// n / d for 1 <= d <= 2, to a unit of the last place: a division takes as long as some fifteen of these steps.
+#[inline(always)]
+fn divided<const FMA: bool>(n: f32, d: f32) -> f32 {
+    if !FMA {
+        return n / d;
+    }
+    // The quadratic that is nearest to 1 / d relative to it: 1 - d q(d) is a multiple of Chebyshev's polynomial
+    // T3(2d - 3), at most 1/99 (Muller, Elementary Functions, 3.3). A step of Newton's squares the error.
+    let q = fma::<FMA>(fma::<FMA>(32.0 / 99.0, d, -144.0 / 99.0), d, 210.0 / 99.0);
+    let q = fma::<FMA>(q, fma::<FMA>(-d, q, 1.0), q);
+    // The same step for the quotient: its remainder is exact.
+    let y = n * q;
+    fma::<FMA>(q, fma::<FMA>(-d, y, n), y)
+}
+
+/// n / d, where `r` is 1 / d as nearly as f32 has it: the remainder says how the quotient's last place rounds (Markstein,
+/// Computation of elementary functions on the IBM RISC System/6000 processor, 1990, theorem 4.2).
+#[inline(always)]
+pub fn quotient<const FMA: bool>(n: f32, d: f32, r: f32) -> f32 {
+    let y = n * r;
+    let exact = fma::<FMA>(r, fma::<FMA>(-d, y, n), y);
+    if y.abs() < f32::INFINITY { exact } else { y }
 }
 
 /// e^x - 1.
@@ -99,17 +128,21 @@ pub fn log<const FMA: bool>(x: f32) -> f32 {
     if x < 0.0 || x.is_nan() { f32::NAN } else { y }
 }
 
-/// The hyperbolic tangent.
+/// The hyperbolic tangent: -t / (t + 2) with t = e^-2|x| - 1.
 #[inline(always)]
 pub fn tanh<const FMA: bool>(x: f32) -> f32 {
-    let t = expm1::<FMA>(-2.0 * x.abs());
-    (-t / (t + 2.0)).copysign(x)
+    let far = x.abs();
+    let (n, r) = reduce::<FMA>(-2.0 * if far > 10.0 { 10.0 } else { far });
+    let scale = power_of_2(n);
+    let t = fma::<FMA>(scale, expm1_near_0::<FMA>(r), scale - 1.0);
+    divided::<FMA>(-t, t + 2.0).copysign(x)
 }
 
-/// 1 / (1 + e^-x).
+/// 1 / (1 + e^-x), or e^x / (1 + e^x).
 #[inline(always)]
 pub fn sigmoid<const FMA: bool>(x: f32) -> f32 {
-    1.0 / (1.0 + exp::<FMA>(-x))
+    let e = exp::<FMA>(-x.abs());
+    divided::<FMA>(if x < 0.0 { e } else { 1.0 }, 1.0 + e)
 }
 
 /// Up to here sine and cosine are exact to the digits of f32; the caller takes the C library's beyond.

@@ -39,12 +39,13 @@ struct Register {
 enum Code {
     /// The same number in each lane.
     Fill(f32),
-    /// Elements of an operand. `borrows`: where they lie together as f32, the register is the operand itself.
+    /// Elements of an operand. Where they lie together as f32, the register is the operand itself. If they are also
+    /// `stored` as they are, only where no write is in place of the operand: stores come last.
     Load {
         read: usize,
         dtype: DType,
         walk: Walk,
-        borrows: bool,
+        stored: bool,
     },
     /// Global indices.
     Iota {
@@ -118,6 +119,9 @@ struct Instr {
     to: usize,
     /// What its lanes are.
     class: Class,
+    /// The operand that its lanes are stored in. Where they lie together there, and it is in place of no read, they are
+    /// computed there.
+    straight: Option<(usize, Walk)>,
 }
 
 /// Where an accumulated operand is summed.

@@ -195,7 +195,7 @@ impl<'a> Builder<'a> {
         self.class.push(class);
         self.fixed.push(fixed);
         let list = if fixed { &mut self.before } else { &mut self.each };
-        list.push(Instr { code, to, class });
+        list.push(Instr { code, to, class, straight: None });
         to
     }
 
@@ -263,7 +263,7 @@ impl<'a> Builder<'a> {
                     read: *read,
                     dtype: self.kernel.reads[*read],
                     walk: self.walk(access, lies, class),
-                    borrows: self.borrows(place),
+                    stored: self.is_stored(place),
                 };
                 self.emit(code, class, fixed)
             }
@@ -334,7 +334,7 @@ impl<'a> Builder<'a> {
                 let (lies, dtype) = (&self.extents.writes[*write], self.kernel.writes[*write]);
                 let walk = self.walk(access, lies, class);
                 let code = Code::Store { write: *write, dtype, walk, of };
-                return self.stores.push(Instr { code, to: usize::MAX, class });
+                return self.stores.push(Instr { code, to: usize::MAX, class, straight: None });
             }
             Step::Accumulate { write, access, of, reduce } => {
                 let (class, of) = self.written(access, reg(of, self));
@@ -350,7 +350,7 @@ impl<'a> Builder<'a> {
                 };
                 self.totals.push(Total { write: *write, dtype, count, reduce: *reduce, place });
                 let code = Code::Accumulate { total: self.totals.len() - 1, walk, of };
-                return self.each.push(Instr { code, to: usize::MAX, class });
+                return self.each.push(Instr { code, to: usize::MAX, class, straight: None });
             }
         };
         self.register[place] = to;
@@ -367,9 +367,8 @@ impl<'a> Builder<'a> {
         (class, self.widen(of, class))
     }
 
-    /// A register may be an operand's own memory unless it is written somewhere as it is: the write could be in
-    /// place of another read, and stores come last.
-    fn borrows(&self, place: usize) -> bool {
+    /// Whether a step's lanes are stored as they are.
+    fn is_stored(&self, place: usize) -> bool {
         let same = |step: &Step| match step {
             Step::Unary(Unary::Stop, _) | Step::Cast(DType::F32 | DType::F64, _) => true,
             Step::Add(all) => all.len() == 1,
@@ -392,11 +391,11 @@ impl<'a> Builder<'a> {
         for (i, step) in self.map.steps.iter().enumerate().skip(place + 1) {
             let uses = step.uses().iter().any(|r| aliases[*r]);
             if uses && matches!(step, Step::Store { .. }) {
-                return false;
+                return true;
             }
             aliases[i] = uses && same(step);
         }
-        true
+        false
     }
 
     fn load_at(&mut self, place: usize, read: usize, access: &Access, looked: usize, at: usize) -> usize {
@@ -440,7 +439,19 @@ impl<'a> Builder<'a> {
         self.emit(Code::Random(Numbers { key: draw::key(draw), counter, start, strides, walk }), class, fixed)
     }
 
+    /// Has what is stored as f32 computed where it is stored, the first time it is.
+    fn straighten(&mut self) {
+        for store in &self.stores {
+            let Code::Store { write, dtype: DType::F32, walk, of } = &store.code else { continue };
+            let writer = self.each.iter_mut().find(|i| i.to == *of && i.class == store.class);
+            if let Some(instr) = writer {
+                instr.straight.get_or_insert_with(|| (*write, walk.clone()));
+            }
+        }
+    }
+
     fn finish(mut self) -> Plan {
+        self.straighten();
         self.each.append(&mut self.stores);
         let mut lanes = 0;
         let mut take = |n: usize| {

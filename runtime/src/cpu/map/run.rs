@@ -118,6 +118,22 @@ impl Machine<'_> {
         unsafe { *self.at.add(r) }
     }
 
+    /// Where an instruction puts its lanes: into the operand that they are stored in, or the register's own place.
+    unsafe fn to(&self, instr: &Instr, first: usize, n: usize) -> *mut f32 {
+        // SAFETY: a register's lanes lie in the scratch, and a walk inside of its operand.
+        unsafe {
+            let mut to = self.own(instr.to);
+            if let Some((write, walk)) = &instr.straight
+                && !self.reads.contains(&self.writes[*write].cast_const())
+                && let Some(offset) = walk.together(first, n)
+            {
+                to = self.writes[*write].cast::<f32>().add(offset);
+            }
+            *self.at.add(instr.to) = to;
+            to
+        }
+    }
+
     unsafe fn step(&self, instr: &Instr, first: usize, rows: usize) {
         let row = self.plan.row;
         let (first, n) = match instr.class {
@@ -132,45 +148,52 @@ impl Machine<'_> {
                     let (to, of) = (self.writes[*write], self.get(*of));
                     walk.runs(first, n, |done, points, offset, stride| {
                         let to = to.add(offset * dtype.bytes());
+                        if to.cast_const() == of.cast() {
+                            return;
+                        }
                         convert::store(self.lanes, *dtype, to, of.add(done), points, stride);
                     });
                 }
                 Code::Accumulate { total, walk, of } => {
                     self.accumulate(&self.plan.totals[*total], walk, self.get(*of), first, n);
                 }
-                Code::Load { read, dtype, walk, borrows } => {
+                Code::Load { read, dtype, walk, stored } => {
                     let (from, size) = (self.reads[*read], dtype.bytes());
+                    if *dtype == DType::F32
+                        && let Some(offset) = walk.together(first, n)
+                        && !(*stored && self.writes.contains(&from.cast_mut()))
+                    {
+                        *self.at.add(instr.to) = from.cast::<f32>().add(offset);
+                        return;
+                    }
                     let own = self.own(instr.to);
-                    let mut at = own.cast_const();
                     walk.runs(first, n, |done, points, offset, stride| {
-                        let from = from.add(offset * size);
-                        if *borrows && points == n && *dtype == DType::F32 && (stride == 1 || n == 1) {
-                            at = from.cast();
-                        } else {
-                            convert::load(self.lanes, *dtype, own.add(done), from, points, stride);
-                        }
+                        convert::load(
+                            self.lanes,
+                            *dtype,
+                            own.add(done),
+                            from.add(offset * size),
+                            points,
+                            stride,
+                        );
                     });
-                    *self.at.add(instr.to) = at;
+                    *self.at.add(instr.to) = own;
                 }
                 Code::Random(numbers) => self.random(numbers, self.own(instr.to), first, n),
                 Code::LoadAt(lookup) => self.load_at(lookup, self.own(instr.to), first, n),
-                Code::Fill(x) => std::slice::from_raw_parts_mut(self.own(instr.to), n).fill(*x),
+                Code::Fill(x) => (self.lanes.fill)(self.own(instr.to), *x, n),
                 Code::Iota { start, along, walk } => {
                     let to = self.own(instr.to);
                     let start = start + self.behind.get(*along).unwrap_or(&0);
                     walk.runs(first, n, |done, points, offset, stride| {
-                        let to = std::slice::from_raw_parts_mut(to.add(done), points);
-                        let from = start + offset;
-                        if stride == 0 {
-                            to.fill(from as f32);
-                        } else {
-                            to.iter_mut().enumerate().for_each(|(i, x)| *x = (from + i * stride) as f32);
-                        }
+                        (self.lanes.count)(to.add(done), start + offset, stride, points);
                     });
                 }
-                Code::One(f, a) => f(self.own(instr.to), self.get(*a), n),
-                Code::Two(f, a, b) => f(self.own(instr.to), self.get(*a), self.get(*b), n),
-                Code::Three(f, a, b, c) => f(self.own(instr.to), self.get(*a), self.get(*b), self.get(*c), n),
+                Code::One(f, a) => f(self.to(instr, first, n), self.get(*a), n),
+                Code::Two(f, a, b) => f(self.to(instr, first, n), self.get(*a), self.get(*b), n),
+                Code::Three(f, a, b, c) => {
+                    f(self.to(instr, first, n), self.get(*a), self.get(*b), self.get(*c), n);
+                }
                 Code::Cast(dtype, a) => {
                     let (to, a) = (self.own(instr.to), self.get(*a));
                     for i in 0..n {
@@ -190,7 +213,7 @@ impl Machine<'_> {
                     }
                 }
                 Code::Expand(a) => (self.lanes.expand)(self.own(instr.to), self.get(*a), rows, row),
-                Code::Spread(a) => std::slice::from_raw_parts_mut(self.own(instr.to), n).fill(*self.get(*a)),
+                Code::Spread(a) => (self.lanes.fill)(self.own(instr.to), *self.get(*a), n),
             }
         }
     }
