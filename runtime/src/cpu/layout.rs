@@ -108,6 +108,12 @@ impl Walk {
         (last.1 == 0).then(|| inner.iter().map(|(n, _)| n).product())
     }
 
+    /// Whether all points of each `n` that follow each other, counted from the first, have one offset.
+    pub fn is_same_in_each(&self, n: usize) -> bool {
+        let (len, stride) = self.dims[0];
+        stride == 0 && len % n.max(1) == 0
+    }
+
     /// The offset of the points `start .. start + n` if they lie next to each other.
     pub fn together(&self, start: usize, n: usize) -> Option<usize> {
         let (len, stride) = self.dims[0];

@@ -128,14 +128,18 @@ pub fn log<const FMA: bool>(x: f32) -> f32 {
     if x < 0.0 || x.is_nan() { f32::NAN } else { y }
 }
 
-/// The hyperbolic tangent: -t / (t + 2) with t = e^-2|x| - 1.
+/// The hyperbolic tangent: (1 - e^-2|x|) / (1 + e^-2|x|).
 #[inline(always)]
 pub fn tanh<const FMA: bool>(x: f32) -> f32 {
     let far = x.abs();
-    let (n, r) = reduce::<FMA>(-2.0 * if far > 10.0 { 10.0 } else { far });
-    let scale = power_of_2(n);
-    let t = fma::<FMA>(scale, expm1_near_0::<FMA>(r), scale - 1.0);
-    divided::<FMA>(-t, t + 2.0).copysign(x)
+    let far = if far > 10.0 { 10.0 } else { far };
+    // -2|x| = n ln 2 + 2r. Where n is large, so that its product with the constant has few digits, e^-2|x| is small.
+    let shifted = fma::<FMA>(far, -2.0 * std::f32::consts::LOG2_E, ROUND);
+    let n = shifted - ROUND;
+    let r = -fma::<FMA>(n, 0.5 * std::f32::consts::LN_2, far);
+    let scale = power_of_2((shifted.to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32));
+    let less = fma::<FMA>(-scale, expm1_near_0::<FMA>(2.0 * r), 1.0 - scale);
+    divided::<FMA>(less, 2.0 - less).copysign(x)
 }
 
 /// 1 / (1 + e^-x), or e^x / (1 + e^x).

@@ -5,6 +5,7 @@
 //!
 //! ```text
 //! once      constants, scalars and what follows from them        1 lane
+//! of tiles  what is the same all over a tile, but not in the next 1 lane
 //! of rows   a lane a row of the tile
 //! of points a lane a point of the tile
 //! ```
@@ -12,18 +13,20 @@
 
 mod plan;
 mod run;
+mod terms;
 
 pub use plan::plan;
 
 use ir::{DType, Reduce};
 
-use super::lanes::{Map1, Map2, Map3, Rows};
+use super::lanes::{MOST, Many, Map1, Map2, Map3, Rows, Rows2};
 use super::layout::Walk;
 
 /// How many lanes a register has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Class {
     Once,
+    Tile,
     Row,
     Point,
 }
@@ -45,6 +48,8 @@ enum Code {
         read: usize,
         dtype: DType,
         walk: Walk,
+        /// Where the first lies.
+        offset: usize,
         stored: bool,
     },
     /// Global indices.
@@ -59,7 +64,19 @@ enum Code {
     Random(Numbers),
     One(Map1, usize),
     Two(Map2, usize, usize),
+    /// Lanes and one number, in either order, or (`by_row`) a number a row.
+    Numbered {
+        f: Rows2,
+        a: usize,
+        b: usize,
+        by_row: bool,
+    },
+    Term(Term),
+    /// One number a row from registers of points.
+    Sums(Term),
     Three(Map3, usize, usize, usize),
+    /// The second register where the first's number is not 0, else the third: no lanes are computed.
+    Pick(usize, usize, usize),
     /// Lanes that `half` or an integer type rounds.
     Cast(DType, usize),
     /// One number a row from a register of points.
@@ -83,6 +100,20 @@ enum Code {
         walk: Walk,
         of: usize,
     },
+}
+
+/// No register.
+const NOTHING: usize = usize::MAX;
+
+/// Several registers combined.
+struct Term {
+    f: Many,
+    /// As [`super::lanes::Form`] has them, or [`NOTHING`].
+    operands: [usize; MOST + 2],
+    /// Numbers are of rows.
+    by_row: bool,
+    /// Operations on a lane.
+    operations: usize,
 }
 
 /// A load at an index.
@@ -173,9 +204,14 @@ impl Plan {
     /// Operations on numbers.
     pub fn flops(&self) -> f64 {
         let one = |i: &Instr| match i.code {
-            Code::One(..) | Code::Two(..) | Code::Three(..) | Code::Reduce(..) | Code::Accumulate { .. } => {
-                1.0
-            }
+            Code::One(..)
+            | Code::Two(..)
+            | Code::Numbered { .. }
+            | Code::Three(..)
+            | Code::Reduce(..)
+            | Code::Accumulate { .. } => 1.0,
+            Code::Term(Term { operations, .. }) => operations as f64,
+            Code::Sums(Term { operations, .. }) => (operations + 1) as f64,
             Code::Fill(_)
             | Code::Load { .. }
             | Code::Iota { .. }
@@ -185,11 +221,12 @@ impl Plan {
             | Code::ReduceSame(..)
             | Code::Expand(_)
             | Code::Spread(_)
+            | Code::Pick(..)
             | Code::Store { .. } => 0.0,
         };
         let lanes = |i: &Instr, rows: usize| match i.class {
-            Class::Once => 1.0,
-            Class::Row if !matches!(i.code, Code::Reduce(..)) => rows as f64,
+            Class::Once | Class::Tile => 1.0,
+            Class::Row if !matches!(i.code, Code::Reduce(..) | Code::Sums(_)) => rows as f64,
             Class::Row | Class::Point => (rows * self.row) as f64,
         };
         let all = |instrs: &[Instr], rows| instrs.iter().map(|i| one(i) * lanes(i, rows)).sum::<f64>();

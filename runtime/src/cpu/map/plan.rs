@@ -3,13 +3,16 @@
 use std::iter;
 
 use ir::kernel::{Access, Kernel, Map, Step};
-use ir::{DType, Draw, Unary};
+use ir::{DType, Draw, Reduce, Unary};
 
 use super::super::lanes::{Lanes, Pair, best};
 use super::super::layout::{Extents, Walk, count, strides};
-use super::{Class, Code, Instr, Lookup, Numbers, Place, Plan, Register, Total};
+use super::terms::Pending;
+use super::{Class, Code, Instr, Lookup, NOTHING, Numbers, Place, Plan, Register, Total};
 use crate::draw;
 
+/// Rows from here on are long enough for a loop each.
+const LONG: usize = 16;
 /// About how many lanes a register has: a handful of them fit into the first cache.
 const LANES: usize = 1024;
 /// Up to here an operand that sums along the innermost dimension is summed in f64.
@@ -26,11 +29,11 @@ pub fn plan(kernel: &Kernel, map: &Map, extents: &Extents) -> Plan {
     builder.finish()
 }
 
-struct Builder<'a> {
+pub(super) struct Builder<'a> {
     kernel: &'a Kernel,
-    map: &'a Map,
-    lanes: &'static Lanes,
-    live: Vec<bool>,
+    pub(super) map: &'a Map,
+    pub(super) lanes: &'static Lanes,
+    pub(super) live: Vec<bool>,
     of_point: Vec<bool>,
     extents: &'a Extents,
     lens: Vec<usize>,
@@ -40,10 +43,13 @@ struct Builder<'a> {
     row: usize,
     tile: usize,
     /// For each step, its register.
-    register: Vec<usize>,
-    class: Vec<Class>,
+    pub(super) register: Vec<usize>,
+    /// For each step, the product that is left to the step that uses it.
+    pub(super) pending: Vec<Option<Pending>>,
+    /// For each register.
+    pub(super) class: Vec<Class>,
     /// For each register, whether it is the same in every tile.
-    fixed: Vec<bool>,
+    pub(super) fixed: Vec<bool>,
     before: Vec<Instr>,
     each: Vec<Instr>,
     stores: Vec<Instr>,
@@ -74,7 +80,9 @@ impl<'a> Builder<'a> {
         let has_row = |access: &Access| access.iter().flatten().any(|l| (outer..n).contains(l));
         let needs_rows = map.steps.iter().enumerate().filter(|(i, _)| live[*i]).any(|(i, step)| match step {
             Step::Row(..) => true,
-            Step::LoadAt { at, .. } => of_point[i] && !of_point[*at],
+            Step::LoadAt { at, .. } => {
+                of_point[i] && !of_point[*at] && !matches!(map.steps[*at], Step::Const(_))
+            }
             Step::Store { access, of, .. } | Step::Accumulate { access, of, .. } => {
                 !of_point[*of] && !has_row(access)
             }
@@ -105,6 +113,7 @@ impl<'a> Builder<'a> {
             extents,
             lens,
             register: vec![usize::MAX; map.steps.len()],
+            pending: vec![None; map.steps.len()],
             class: Vec::new(),
             fixed: Vec::new(),
             before: Vec::new(),
@@ -160,7 +169,7 @@ impl<'a> Builder<'a> {
     fn space(&self, class: Class) -> usize {
         match class {
             Class::Once => 0,
-            Class::Row => self.outer,
+            Class::Tile | Class::Row => self.outer,
             Class::Point => self.map.loops.len(),
         }
     }
@@ -178,19 +187,24 @@ impl<'a> Builder<'a> {
             false if access.iter().flatten().any(|l| *l < self.outer) => Class::Row,
             false => Class::Once,
         };
-        (class, self.is_fixed(&self.walk(access, lies, class), class))
+        let walk = self.walk(access, lies, class);
+        if class == Class::Row && self.outer == self.map.loops.len() && walk.is_same_in_each(self.tile) {
+            return (Class::Tile, self.tile >= self.rows);
+        }
+        (class, self.is_fixed(&walk, class))
     }
 
     fn is_fixed(&self, walk: &Walk, class: Class) -> bool {
         let lanes = match class {
             Class::Once => return true,
+            Class::Tile => return self.tile >= self.rows,
             Class::Row => self.tile,
             Class::Point => self.tile * self.row,
         };
         self.tile >= self.rows || walk.period().is_some_and(|p| lanes % p.max(1) == 0)
     }
 
-    fn emit(&mut self, code: Code, class: Class, fixed: bool) -> usize {
+    pub(super) fn emit(&mut self, code: Code, class: Class, fixed: bool) -> usize {
         let to = self.class.len();
         self.class.push(class);
         self.fixed.push(fixed);
@@ -199,7 +213,7 @@ impl<'a> Builder<'a> {
         to
     }
 
-    fn constant(&mut self, x: f64) -> usize {
+    pub(super) fn constant(&mut self, x: f64) -> usize {
         let x = x as f32;
         if let Some((_, r)) = self.ones.iter().find(|(y, _)| y.to_bits() == x.to_bits()) {
             return *r;
@@ -210,51 +224,45 @@ impl<'a> Builder<'a> {
     }
 
     /// The same numbers with the lanes of a wider class.
-    fn widen(&mut self, r: usize, class: Class) -> usize {
+    pub(super) fn widen(&mut self, r: usize, class: Class) -> usize {
         if self.class[r] == class {
             return r;
         }
         if let Some((_, _, wide)) = self.widened.iter().find(|(of, c, _)| *of == r && *c == class) {
             return *wide;
         }
-        let code = if self.class[r] == Class::Once { Code::Spread(r) } else { Code::Expand(r) };
+        let code = if self.class[r] <= Class::Tile { Code::Spread(r) } else { Code::Expand(r) };
         let wide = self.emit(code, class, self.fixed[r]);
         self.widened.push((r, class, wide));
         wide
     }
 
-    /// Whether a register is one number to an instruction of this class.
-    fn is_one(&self, r: usize, class: Class) -> bool {
-        self.class[r] < class && (self.class[r] == Class::Once || self.tile == 1)
+    /// Whether a register is one number to an instruction of this class, or one a row.
+    pub(super) fn is_number(&self, r: usize, class: Class) -> bool {
+        match self.class[r] {
+            Class::Once | Class::Tile => self.class[r] < class,
+            Class::Row => class == Class::Point && (self.tile == 1 || self.row >= LONG),
+            Class::Point => false,
+        }
     }
 
-    fn two(&mut self, f: Pair, a: usize, b: usize) -> usize {
+    pub(super) fn two(&mut self, f: Pair, a: usize, b: usize) -> usize {
         let class = self.class[a].max(self.class[b]);
         let ways = (self.lanes.pair)(f);
-        let (code, a, b) = if self.is_one(b, class) {
-            (ways.vs, a, b)
-        } else if self.is_one(a, class) {
-            (ways.sv, a, b)
+        let by_row = |r: usize| self.class[r] == Class::Row;
+        let code = if self.is_number(b, class) {
+            Code::Numbered { f: ways.vs, a, b, by_row: by_row(b) }
+        } else if self.is_number(a, class) {
+            Code::Numbered { f: ways.sv, a, b, by_row: by_row(a) }
         } else {
-            (ways.vv, self.widen(a, class), self.widen(b, class))
+            Code::Two(ways.vv, self.widen(a, class), self.widen(b, class))
         };
         let fixed = self.fixed[a] && self.fixed[b];
-        self.emit(Code::Two(code, a, b), class, fixed)
-    }
-
-    /// Combines registers, those with fewer lanes first.
-    fn fold(&mut self, f: Pair, mut all: Vec<usize>, empty: f64) -> usize {
-        all.sort_by_key(|r| self.class[*r]);
-        let mut all = all.into_iter();
-        match all.next() {
-            Some(first) => all.fold(first, |a, b| self.two(f, a, b)),
-            None => self.constant(empty),
-        }
+        self.emit(code, class, fixed)
     }
 
     fn step(&mut self, place: usize) {
         let map = self.map;
-        let reg = |r: &usize, b: &Builder| b.register[*r];
         let to = match &map.steps[place] {
             Step::Load { read, access } => {
                 let lies = &self.extents.reads[*read];
@@ -263,12 +271,16 @@ impl<'a> Builder<'a> {
                     read: *read,
                     dtype: self.kernel.reads[*read],
                     walk: self.walk(access, lies, class),
+                    offset: 0,
                     stored: self.is_stored(place),
                 };
                 self.emit(code, class, fixed)
             }
+            Step::LoadAt { read, access, looked, at } if let Step::Const(c) = map.steps[*at] => {
+                self.load_constant(place, *read, access, *looked, c)
+            }
             Step::LoadAt { read, access, looked, at } => {
-                let at = reg(at, self);
+                let at = self.value(*at);
                 self.load_at(place, *read, access, *looked, at)
             }
             Step::Const(c) => self.constant(*c),
@@ -280,38 +292,38 @@ impl<'a> Builder<'a> {
                 self.emit(code, class, fixed)
             }
             Step::Random { draw, counter, inner } => {
-                let counter = counter.map(|r| reg(&r, self));
+                let counter = counter.map(|r| self.value(r));
                 self.random(place, draw, counter, inner)
             }
-            Step::Unary(Unary::Stop, r) => reg(r, self),
+            Step::Unary(Unary::Stop, r) => self.value(*r),
             Step::Unary(f, r) => {
-                let r = reg(r, self);
+                let r = self.value(*r);
                 self.emit(Code::One((self.lanes.unary)(*f), r), self.class[r], self.fixed[r])
             }
             Step::Binary(f, a, b) => {
-                let (a, b) = (reg(a, self), reg(b, self));
+                let (a, b) = (self.value(*a), self.value(*b));
                 self.two(Pair::Of(*f), a, b)
             }
-            Step::Add(all) => {
-                let all = all.iter().map(|r| reg(r, self)).collect();
-                self.fold(Pair::Add, all, 0.0)
-            }
-            Step::Mul(scale, all) => {
-                let mut all: Vec<usize> = all.iter().map(|r| reg(r, self)).collect();
-                if *scale != 1.0 {
-                    all.push(self.constant(*scale));
-                }
-                self.fold(Pair::Mul, all, 1.0)
-            }
+            Step::Add(all) => self.sum(all),
+            Step::Mul(scale, all) => match self.product(place, *scale, all) {
+                Some(r) => r,
+                None => return,
+            },
             Step::Select(c, a, b) => {
-                let all = [reg(c, self), reg(a, self), reg(b, self)];
-                let class = all.iter().map(|r| self.class[*r]).max().unwrap_or(Class::Once);
-                let [c, a, b] = all.map(|r| self.widen(r, class));
+                let all = [c, a, b].map(|r| self.value(*r));
+                let class = all.map(|r| self.class[r]).into_iter().max().unwrap_or(Class::Once);
+                let [c, a, b] = all;
+                let (a, b) = (self.widen(a, class), self.widen(b, class));
                 let fixed = self.fixed[c] && self.fixed[a] && self.fixed[b];
-                self.emit(Code::Three(self.lanes.select, c, a, b), class, fixed)
+                let code = if self.class[c] <= Class::Tile {
+                    Code::Pick(c, a, b)
+                } else {
+                    Code::Three(self.lanes.select, self.widen(c, class), a, b)
+                };
+                self.emit(code, class, fixed)
             }
             Step::Cast(dtype, r) => {
-                let r = reg(r, self);
+                let r = self.value(*r);
                 let code = match dtype {
                     DType::F32 | DType::F64 => None,
                     DType::BF16 => Some(Code::One(self.lanes.round_bf16, r)),
@@ -321,23 +333,28 @@ impl<'a> Builder<'a> {
                 };
                 code.map_or(r, |code| self.emit(code, self.class[r], self.fixed[r]))
             }
+            Step::Row(Reduce::Sum, r) if let Some(sums) = self.row_sum(*r) => sums,
             Step::Row(reduce, r) => {
-                let r = reg(r, self);
+                let r = self.value(*r);
                 let code = match self.class[r] {
                     Class::Point => Code::Reduce((self.lanes.rows)(*reduce), r),
-                    Class::Once | Class::Row => Code::ReduceSame(*reduce, self.widen(r, Class::Row)),
+                    Class::Once | Class::Tile | Class::Row => {
+                        Code::ReduceSame(*reduce, self.widen(r, Class::Row))
+                    }
                 };
                 self.emit(code, Class::Row, self.fixed[r])
             }
             Step::Store { write, access, of } => {
-                let (class, of) = self.written(access, reg(of, self));
+                let of = self.value(*of);
+                let (class, of) = self.written(access, of);
                 let (lies, dtype) = (&self.extents.writes[*write], self.kernel.writes[*write]);
                 let walk = self.walk(access, lies, class);
                 let code = Code::Store { write: *write, dtype, walk, of };
                 return self.stores.push(Instr { code, to: usize::MAX, class, straight: None });
             }
             Step::Accumulate { write, access, of, reduce } => {
-                let (class, of) = self.written(access, reg(of, self));
+                let of = self.value(*of);
+                let (class, of) = self.written(access, of);
                 let lies = &self.extents.writes[*write];
                 let walk = self.walk(access, lies, class);
                 let (dtype, count) = (self.kernel.writes[*write], count(access, lies));
@@ -367,12 +384,13 @@ impl<'a> Builder<'a> {
         (class, self.widen(of, class))
     }
 
-    /// Whether a step's lanes are stored as they are.
+    /// Whether a step's lanes may be stored as they are.
     fn is_stored(&self, place: usize) -> bool {
         let same = |step: &Step| match step {
             Step::Unary(Unary::Stop, _) | Step::Cast(DType::F32 | DType::F64, _) => true,
             Step::Add(all) => all.len() == 1,
             Step::Mul(scale, all) => *scale == 1.0 && all.len() == 1,
+            Step::Select(..) => true,
             Step::Load { .. }
             | Step::LoadAt { .. }
             | Step::Const(_)
@@ -380,7 +398,6 @@ impl<'a> Builder<'a> {
             | Step::Random { .. }
             | Step::Unary(..)
             | Step::Binary(..)
-            | Step::Select(..)
             | Step::Cast(..)
             | Step::Row(..)
             | Step::Store { .. }
@@ -396,6 +413,24 @@ impl<'a> Builder<'a> {
             aliases[i] = uses && same(step);
         }
         false
+    }
+
+    /// A load at an index that is the same everywhere.
+    fn load_constant(&mut self, place: usize, read: usize, access: &Access, looked: usize, at: f64) -> usize {
+        let lies = &self.extents.reads[read];
+        let index = at as f32 - self.extents.ranges[looked].start as f32;
+        if !(0.0..self.lens[looked] as f32).contains(&index) {
+            return self.constant(0.0);
+        }
+        let (class, fixed) = self.place(place, access, lies);
+        let code = Code::Load {
+            read,
+            dtype: self.kernel.reads[read],
+            walk: self.walk(access, lies, class),
+            offset: index as usize * strides(access, lies)[looked],
+            stored: self.is_stored(place),
+        };
+        self.emit(code, class, fixed)
     }
 
     fn load_at(&mut self, place: usize, read: usize, access: &Access, looked: usize, at: usize) -> usize {
@@ -468,13 +503,20 @@ impl<'a> Builder<'a> {
         }
         let (tile, row) = (self.tile, self.row);
         let size = |class| match class {
-            Class::Once => 1,
+            Class::Once | Class::Tile => 1,
             Class::Row => tile,
             Class::Point => tile * row,
         };
         let mut last = vec![0; self.class.len()];
         for (i, instr) in self.each.iter().enumerate() {
-            uses(&instr.code).into_iter().flatten().for_each(|r| last[r] = i);
+            uses(&instr.code).into_iter().for_each(|r| last[r] = i);
+        }
+        // A register that may be another lasts as long as that.
+        for instr in self.each.iter().rev() {
+            if let Code::Pick(_, a, b) = instr.code {
+                last[a] = last[a].max(last[instr.to]);
+                last[b] = last[b].max(last[instr.to]);
+            }
         }
         let mut registers: Vec<Register> =
             self.class.iter().map(|class| Register { class: *class, offset: 0 }).collect();
@@ -489,7 +531,7 @@ impl<'a> Builder<'a> {
                 registers[instr.to].offset =
                     found.map_or_else(|| take(size(instr.class)), |f| free.remove(f).1);
             }
-            let mut used: Vec<usize> = uses(&instr.code).into_iter().flatten().collect();
+            let mut used = uses(&instr.code);
             used.sort_unstable();
             used.dedup();
             for r in used.into_iter().filter(|r| last[*r] == i && !self.fixed[*r]) {
@@ -509,11 +551,12 @@ impl<'a> Builder<'a> {
     }
 }
 
-fn uses(code: &Code) -> [Option<usize>; 3] {
+/// The registers that an instruction reads.
+fn uses(code: &Code) -> Vec<usize> {
     match code {
-        Code::Fill(_) | Code::Load { .. } | Code::Iota { .. } => [None; 3],
-        Code::LoadAt(lookup) => [Some(lookup.at), None, None],
-        Code::Random(numbers) => numbers.counter.map(Some),
+        Code::Fill(_) | Code::Load { .. } | Code::Iota { .. } => Vec::new(),
+        Code::LoadAt(lookup) => vec![lookup.at],
+        Code::Random(numbers) => numbers.counter.to_vec(),
         Code::One(_, r)
         | Code::Cast(_, r)
         | Code::Reduce(_, r)
@@ -521,8 +564,9 @@ fn uses(code: &Code) -> [Option<usize>; 3] {
         | Code::Expand(r)
         | Code::Spread(r)
         | Code::Store { of: r, .. }
-        | Code::Accumulate { of: r, .. } => [Some(*r), None, None],
-        Code::Two(_, a, b) => [Some(*a), Some(*b), None],
-        Code::Three(_, a, b, c) => [Some(*a), Some(*b), Some(*c)],
+        | Code::Accumulate { of: r, .. } => vec![*r],
+        Code::Two(_, a, b) | Code::Numbered { a, b, .. } => vec![*a, *b],
+        Code::Three(_, a, b, c) | Code::Pick(a, b, c) => vec![*a, *b, *c],
+        Code::Term(term) | Code::Sums(term) => term.operands.into_iter().filter(|r| *r != NOTHING).collect(),
     }
 }

@@ -3,9 +3,9 @@
 use ir::{DType, Reduce};
 
 use super::super::convert;
-use super::super::lanes::{Lanes, best};
+use super::super::lanes::{Lanes, MOST, best};
 use super::super::layout::Walk;
-use super::{Class, Code, Instr, Lookup, Numbers, Place, Plan, Total};
+use super::{Class, Code, Instr, Lookup, NOTHING, Numbers, Place, Plan, Term, Total};
 use crate::draw;
 
 /// The memory of a run.
@@ -118,6 +118,11 @@ impl Machine<'_> {
         unsafe { *self.at.add(r) }
     }
 
+    unsafe fn operands(&self, term: &Term) -> [*const f32; MOST + 2] {
+        // SAFETY: every register has a pointer.
+        term.operands.map(|r| if r == NOTHING { std::ptr::null() } else { unsafe { self.get(r) } })
+    }
+
     /// Where an instruction puts its lanes: into the operand that they are stored in, or the register's own place.
     unsafe fn to(&self, instr: &Instr, first: usize, n: usize) -> *mut f32 {
         // SAFETY: a register's lanes lie in the scratch, and a walk inside of its operand.
@@ -138,6 +143,7 @@ impl Machine<'_> {
         let row = self.plan.row;
         let (first, n) = match instr.class {
             Class::Once => (0, 1),
+            Class::Tile => (first, 1),
             Class::Row => (first, rows),
             Class::Point => (first * row, rows * row),
         };
@@ -157,11 +163,12 @@ impl Machine<'_> {
                 Code::Accumulate { total, walk, of } => {
                     self.accumulate(&self.plan.totals[*total], walk, self.get(*of), first, n);
                 }
-                Code::Load { read, dtype, walk, stored } => {
-                    let (from, size) = (self.reads[*read], dtype.bytes());
+                Code::Load { read, dtype, walk, offset, stored } => {
+                    let (operand, size) = (self.reads[*read], dtype.bytes());
+                    let from = operand.add(offset * size);
                     if *dtype == DType::F32
                         && let Some(offset) = walk.together(first, n)
-                        && !(*stored && self.writes.contains(&from.cast_mut()))
+                        && !(*stored && self.writes.contains(&operand.cast_mut()))
                     {
                         *self.at.add(instr.to) = from.cast::<f32>().add(offset);
                         return;
@@ -191,6 +198,18 @@ impl Machine<'_> {
                 }
                 Code::One(f, a) => f(self.to(instr, first, n), self.get(*a), n),
                 Code::Two(f, a, b) => f(self.to(instr, first, n), self.get(*a), self.get(*b), n),
+                Code::Numbered { f, a, b, by_row } => {
+                    let (rows, row) = if *by_row { (rows, row) } else { (1, n) };
+                    f(self.to(instr, first, n), self.get(*a), self.get(*b), rows, row);
+                }
+                Code::Term(term) => {
+                    let (rows, row) = if term.by_row { (rows, row) } else { (1, n) };
+                    (term.f)(self.to(instr, first, n), &self.operands(term), rows, row);
+                }
+                Code::Sums(term) => (term.f)(self.to(instr, first, n), &self.operands(term), rows, row),
+                Code::Pick(c, a, b) => {
+                    *self.at.add(instr.to) = self.get(if *self.get(*c) != 0.0 { *a } else { *b });
+                }
                 Code::Three(f, a, b, c) => {
                     f(self.to(instr, first, n), self.get(*a), self.get(*b), self.get(*c), n);
                 }

@@ -102,14 +102,6 @@ pub unsafe fn tile<V: Vector, const M: usize, const N: usize, const PACKED: bool
                 }
             }
         }
-        if PACKED && t.start.is_null() {
-            for i in 0..M {
-                let row = t.out.cast_const().wrapping_add(i * t.out_step);
-                for line in 0..V::LINES {
-                    V::prefetch(row.wrapping_add(16 * line), true);
-                }
-            }
-        }
         let mut b = t.b;
         let [row_step, place_step] = if PACKED { [1, M] } else { t.a_steps };
         // One offset for all rows leaves them a register each.
@@ -133,22 +125,35 @@ pub unsafe fn tile<V: Vector, const M: usize, const N: usize, const PACKED: bool
             };
         }
         let mut ahead = t.ahead;
-        let (mut left, mut asked) = (t.k, ahead.count);
-        if left % 2 == 1 {
+        let mut asked = ahead.count;
+        if t.k % 2 == 1 {
             place!();
-            left -= 1;
         }
-        while left > 0 && asked > 0 {
-            ahead.next::<V>();
-            asked -= 1;
-            place!();
-            place!();
-            left -= 2;
-        }
-        while left > 0 {
-            place!();
-            place!();
-            left -= 2;
+        // The lines of the result are asked for a row at a time: all at once would keep the operands' waiting.
+        let asks = PACKED && t.start.is_null();
+        let rows_of_out = if asks { M } else { 1 };
+        let mut left = t.k / 2;
+        for i in 0..rows_of_out {
+            if asks {
+                let row = t.out.cast_const().wrapping_add(i * t.out_step);
+                for line in 0..V::LINES {
+                    V::prefetch(row.wrapping_add(16 * line), true);
+                }
+            }
+            let mut pairs = left / (rows_of_out - i);
+            left -= pairs;
+            while pairs > 0 && asked > 0 {
+                ahead.next::<V>();
+                asked -= 1;
+                place!();
+                place!();
+                pairs -= 1;
+            }
+            while pairs > 0 {
+                place!();
+                place!();
+                pairs -= 1;
+            }
         }
         let scale = V::splat(&t.scale);
         let to = |i: usize, j: usize| t.out.wrapping_add(i * t.out_step + j * V::LANES);

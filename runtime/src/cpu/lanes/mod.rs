@@ -1,6 +1,10 @@
 //! Loops over lanes of f32, compiled once for every machine, once with AVX2 and once with AVX-512, and chosen when
 //! the program first asks. A sum has the same order of lanes in all three.
 
+mod many;
+
+pub use many::{Addend, Form, MOST, Many};
+
 use std::sync::OnceLock;
 
 use ir::{Binary, Reduce, Unary};
@@ -10,10 +14,13 @@ use crate::draw;
 
 /// `d[i] = f(a[i])`: destination, operand, lanes. The two do not overlap.
 pub type Map1 = unsafe fn(*mut f32, *const f32, usize);
-/// `d[i] = f(a[i], b[i])`, or with one of the two a single number. The destination overlaps no operand.
+/// `d[i] = f(a[i], b[i])`: destination, operands, lanes. The destination overlaps no operand.
 pub type Map2 = unsafe fn(*mut f32, *const f32, *const f32, usize);
 /// `d[i] = f(a[i], b[i], c[i])`. The destination overlaps no operand.
 pub type Map3 = unsafe fn(*mut f32, *const f32, *const f32, *const f32, usize);
+/// `d[i] = f(a[i], b)` with one number a row in the place of an operand: destination, operands, rows, lanes of a row. The
+/// destination overlaps no operand.
+pub type Rows2 = unsafe fn(*mut f32, *const f32, *const f32, usize, usize);
 /// One number for each row of lanes, or lanes from one number a row: destination, operand, rows, lanes of a row.
 pub type Rows = unsafe fn(*mut f32, *const f32, usize, usize);
 
@@ -39,10 +46,10 @@ pub enum Pair {
 pub struct Ways {
     /// Lanes and lanes.
     pub vv: Map2,
-    /// Lanes and one number.
-    pub vs: Map2,
-    /// One number and lanes.
-    pub sv: Map2,
+    /// Lanes and one number a row.
+    pub vs: Rows2,
+    /// One number a row and lanes.
+    pub sv: Rows2,
 }
 
 /// The loops for one kind of machine.
@@ -51,6 +58,12 @@ pub struct Lanes {
     pub unary: fn(Unary) -> Map1,
     /// By [`Pair`].
     pub pair: fn(Pair) -> Ways,
+    /// The product of several, and what is added.
+    pub product: fn(Form) -> Many,
+    /// The sum of several, without an addend.
+    pub sum: fn(Form) -> Many,
+    /// The sum of each row's products, without an addend.
+    pub sums: fn(Form) -> Many,
     /// The second where the first is not 0, else the third.
     pub select: Map3,
     /// `d += a`, by kind.
@@ -73,6 +86,26 @@ pub struct Lanes {
     pub load_bf16: unsafe fn(*mut f32, *const u16, usize),
     /// f32 to bfloat16.
     pub store_bf16: unsafe fn(*mut u16, *const f32, usize),
+}
+
+/// The lanes of row `r` of the destination and an operand, and another's number.
+#[inline(always)]
+unsafe fn lanes_and_number<'a>(
+    d: *mut f32,
+    a: *const f32,
+    b: *const f32,
+    r: usize,
+    row: usize,
+) -> (&'a mut [f32], &'a [f32], f32) {
+    let at = r * row;
+    // SAFETY: the caller's.
+    unsafe {
+        (
+            std::slice::from_raw_parts_mut(d.add(at), row),
+            std::slice::from_raw_parts(a.add(at), row),
+            *b.add(r),
+        )
+    }
 }
 
 #[inline(always)]
@@ -105,18 +138,23 @@ fn into(d: &mut [f32], a: &[f32], f: impl Fn(f32, f32) -> f32) {
     }
 }
 
-/// Combines `L` lanes at a time and then the lanes as a tree. The order depends on nothing but how many there are.
+/// Combines `L` lanes of `n` at a time and then the lanes as a tree. The order depends on nothing but how many there are.
 #[inline(always)]
-fn tree<const L: usize, T: Copy + From<f32>>(a: &[f32], identity: T, f: impl Fn(T, T) -> T) -> T {
+fn tree<const L: usize, T: Copy + From<f32>>(
+    n: usize,
+    at: impl Fn(usize) -> f32,
+    identity: T,
+    f: impl Fn(T, T) -> T,
+) -> T {
     let mut lanes = [identity; L];
-    let mut chunks = a.chunks_exact(L);
-    for chunk in &mut chunks {
-        for (lane, x) in lanes.iter_mut().zip(chunk) {
-            *lane = f(*lane, T::from(*x));
+    let whole = n / L * L;
+    for first in (0..whole).step_by(L) {
+        for (i, lane) in lanes.iter_mut().enumerate() {
+            *lane = f(*lane, T::from(at(first + i)));
         }
     }
-    for (lane, x) in lanes.iter_mut().zip(chunks.remainder()) {
-        *lane = f(*lane, T::from(*x));
+    for (i, lane) in lanes.iter_mut().enumerate().take(n - whole) {
+        *lane = f(*lane, T::from(at(whole + i)));
     }
     let mut width = L;
     while width > 1 {
@@ -128,15 +166,18 @@ fn tree<const L: usize, T: Copy + From<f32>>(a: &[f32], identity: T, f: impl Fn(
     lanes[0]
 }
 
+/// Combines `n` lanes.
 #[inline(always)]
-fn fold<T: Copy + From<f32>>(a: &[f32], identity: T, f: impl Fn(T, T) -> T) -> T {
-    if a.len() >= 64 { tree::<64, T>(a, identity, f) } else { tree::<8, T>(a, identity, f) }
+fn fold<T: Copy + From<f32>>(n: usize, at: impl Fn(usize) -> f32, identity: T, f: impl Fn(T, T) -> T) -> T {
+    if n >= 64 { tree::<64, T>(n, at, identity, f) } else { tree::<8, T>(n, at, identity, f) }
 }
 
 #[inline(always)]
 fn fold_rows(d: &mut [f32], a: &[f32], row: usize, identity: f32, f: impl Fn(f32, f32) -> f32 + Copy) {
     for (i, d) in d.iter_mut().enumerate() {
-        *d = fold(&a[i * row..(i + 1) * row], identity, f);
+        let a = &a[i * row..(i + 1) * row];
+        // SAFETY: `fold` asks for lanes below the row's.
+        *d = fold(row, |i| unsafe { *a.get_unchecked(i) }, identity, f);
     }
 }
 
@@ -209,23 +250,84 @@ macro_rules! stamp {
                         }
 
                         #[$feature]
-                        unsafe fn vs(d: *mut f32, a: *const f32, b: *const f32, n: usize) {
-                            // SAFETY: the caller gives `n` lanes of `d` and `a` and one of `b`; `d` overlaps none.
-                            let (d, a, b) = unsafe { (write(d, n), read(a, n), *b) };
-                            map1(d, a, |a| ($f)(a, b));
+                        unsafe fn vs(d: *mut f32, a: *const f32, b: *const f32, rows: usize, row: usize) {
+                            for r in 0..rows {
+                                // SAFETY: the caller gives `rows` rows of `d` and `a` and numbers of `b`.
+                                let (d, a, b) = unsafe { lanes_and_number(d, a, b, r, row) };
+                                map1(d, a, |a| ($f)(a, b));
+                            }
                         }
 
                         #[$feature]
-                        unsafe fn sv(d: *mut f32, a: *const f32, b: *const f32, n: usize) {
-                            // SAFETY: the caller gives `n` lanes of `d` and `b` and one of `a`; `d` overlaps none.
-                            let (d, a, b) = unsafe { (write(d, n), *a, read(b, n)) };
-                            map1(d, b, |b| ($f)(a, b));
+                        unsafe fn sv(d: *mut f32, a: *const f32, b: *const f32, rows: usize, row: usize) {
+                            for r in 0..rows {
+                                // SAFETY: the caller gives `rows` rows of `d` and `b` and numbers of `a`.
+                                let (d, b, a) = unsafe { lanes_and_number(d, b, a, r, row) };
+                                map1(d, b, |b| ($f)(a, b));
+                            }
                         }
 
                         pub(super) const WAYS: Ways = Ways { vv, vs, sv };
                     }
                 };
             }
+            macro_rules! many {
+                ($name:ident, $by:ident, $f:expr) => {
+                    #[$feature]
+                    unsafe fn $name<const ONE: bool, const N: usize, const ADDEND: u8>(
+                        d: *mut f32,
+                        of: &many::Operands,
+                        rows: usize,
+                        row: usize,
+                    ) {
+                        // SAFETY: the caller's.
+                        unsafe { many::each::<ONE, N, ADDEND>(d, of, (rows, row), $f) }
+                    }
+
+                    fn $by(form: Form) -> Many {
+                        fn with<const ONE: bool, const N: usize>(addend: Addend) -> Many {
+                            match addend {
+                                Addend::None => $name::<ONE, N, { many::NONE }>,
+                                Addend::Number => $name::<ONE, N, { many::NUMBER }>,
+                                Addend::Lanes => $name::<ONE, N, { many::LANES }>,
+                            }
+                        }
+                        match (form.number, form.lanes) {
+                            (true, 1) => with::<true, 1>(form.addend),
+                            (true, 2) => with::<true, 2>(form.addend),
+                            (true, _) => with::<true, MOST>(form.addend),
+                            (false, 1) => with::<false, 1>(form.addend),
+                            (false, 2) => with::<false, 2>(form.addend),
+                            (false, _) => with::<false, MOST>(form.addend),
+                        }
+                    }
+                };
+            }
+            many!(product, product_by, |x, y| x * y);
+            many!(sum, sum_by, |x, y| x + y);
+
+            #[$feature]
+            unsafe fn sums<const ONE: bool, const N: usize>(
+                d: *mut f32,
+                of: &many::Operands,
+                rows: usize,
+                row: usize,
+            ) {
+                // SAFETY: the caller's.
+                unsafe { many::sums::<ONE, N>(d, of, rows, row) }
+            }
+
+            fn sums_by(form: Form) -> Many {
+                match (form.number, form.lanes) {
+                    (true, 1) => sums::<true, 1>,
+                    (true, 2) => sums::<true, 2>,
+                    (true, _) => sums::<true, MOST>,
+                    (false, 1) => sums::<false, 1>,
+                    (false, 2) => sums::<false, 2>,
+                    (false, _) => sums::<false, MOST>,
+                }
+            }
+
             two!(add, |a: f32, b: f32| a + b);
             two!(mul, |a: f32, b: f32| a * b);
             two!(sub, |a: f32, b: f32| a - b);
@@ -235,15 +337,17 @@ macro_rules! stamp {
                 two!(each, |a: f32, b: f32| a / b);
 
                 #[$feature]
-                unsafe fn vs(d: *mut f32, a: *const f32, b: *const f32, n: usize) {
-                    // SAFETY: the caller gives `n` lanes of `d` and `a` and one of `b`; `d` overlaps none.
-                    let (d, a, b) = unsafe { (write(d, n), read(a, n), *b) };
-                    let r = 1.0 / b;
-                    // Elsewhere the reciprocal or a remainder has not all digits.
-                    if $fma && (1e-30..1e30).contains(&b.abs()) {
-                        map1(d, a, |a| math::quotient::<$fma>(a, b, r));
-                    } else {
-                        map1(d, a, |a| a / b);
+                unsafe fn vs(d: *mut f32, a: *const f32, b: *const f32, rows: usize, row: usize) {
+                    for r in 0..rows {
+                        // SAFETY: the caller gives `rows` rows of `d` and `a` and numbers of `b`.
+                        let (d, a, b) = unsafe { lanes_and_number(d, a, b, r, row) };
+                        let x = 1.0 / b;
+                        // Elsewhere the reciprocal or a remainder has not all digits.
+                        if $fma && (1e-30..1e30).contains(&b.abs()) {
+                            map1(d, a, |a| math::quotient::<$fma>(a, b, x));
+                        } else {
+                            map1(d, a, |a| a / b);
+                        }
                     }
                 }
 
@@ -292,13 +396,13 @@ macro_rules! stamp {
             #[$feature]
             unsafe fn sum_total(a: *const f32, n: usize) -> f64 {
                 // SAFETY: the caller gives `n` lanes.
-                fold(unsafe { read(a, n) }, 0.0, |x, y| x + y)
+                fold(n, |i| unsafe { *a.add(i) }, 0.0, |x, y| x + y)
             }
 
             #[$feature]
             unsafe fn max_total(a: *const f32, n: usize) -> f64 {
                 // SAFETY: the caller gives `n` lanes.
-                f64::from(fold(unsafe { read(a, n) }, f32::NEG_INFINITY, math::max))
+                f64::from(fold(n, |i| unsafe { *a.add(i) }, f32::NEG_INFINITY, math::max))
             }
 
             #[$feature]
@@ -323,7 +427,7 @@ macro_rules! stamp {
                 // Conversions of 32 bits are vector code on every machine.
                 if first + step * n <= i32::MAX as usize {
                     let (first, step) = (first as i32, step as i32);
-                    d.iter_mut().enumerate().for_each(|(i, d)| *d = (first + i as i32 * step) as f32);
+                    d.iter_mut().zip(0i32..).for_each(|(d, i)| *d = (first + i * step) as f32);
                 } else {
                     d.iter_mut().enumerate().for_each(|(i, d)| *d = (first + i * step) as f32);
                 }
@@ -411,6 +515,9 @@ macro_rules! stamp {
             pub(super) static LANES: Lanes = Lanes {
                 unary,
                 pair,
+                product: product_by,
+                sum: sum_by,
+                sums: sums_by,
                 select,
                 into: into_by,
                 rows: rows_by,
