@@ -1,5 +1,5 @@
 //! Any product: a block of `a` is packed into the second cache, and panels of `b` one after the other, each just before
-//! it is used by all rows of the block. Meanwhile the lines of the next panel are asked for.
+//! it is used by all rows of the block. Meanwhile the lines of the next panel and of the next block are asked for.
 
 use std::ops::Range;
 
@@ -15,11 +15,16 @@ use super::{Call, Plan};
 #[inline(always)]
 pub unsafe fn run<V: Vector>(plan: &Plan, call: &Call) {
     let blocks = plan.m.div_ceil(plan.rows);
+    let rows = |i: usize| plan.m * i / blocks..plan.m * (i + 1) / blocks;
     for i in 0..blocks {
-        let rows = plan.m * i / blocks..plan.m * (i + 1) / blocks;
-        for k in plan.summed.blocks() {
+        let mut summed = plan.summed.blocks().peekable();
+        while let Some(k) = summed.next() {
+            let next = match summed.peek() {
+                Some(k) => Some((rows(i), k.clone())),
+                None => plan.summed.blocks().next().filter(|_| i + 1 < blocks).map(|k| (rows(i + 1), k)),
+            };
             // SAFETY: the caller's.
-            unsafe { block::<V>(plan, call, rows.clone(), k) };
+            unsafe { block::<V>(plan, call, (rows(i), k), next) };
         }
     }
 }
@@ -33,7 +38,12 @@ fn cut(rows: usize, panels: usize, i: usize) -> Range<usize> {
 }
 
 #[inline(always)]
-unsafe fn block<V: Vector>(plan: &Plan, call: &Call, rows: Range<usize>, k: Range<usize>) {
+unsafe fn block<V: Vector>(
+    plan: &Plan,
+    call: &Call,
+    (rows, k): (Range<usize>, Range<usize>),
+    next: Option<(Range<usize>, Range<usize>)>,
+) {
     // SAFETY: the caller's.
     unsafe {
         let width = V::WIDTH;
@@ -62,9 +72,23 @@ unsafe fn block<V: Vector>(plan: &Plan, call: &Call, rows: Range<usize>, k: Rang
             }
         });
         let adds = call.adds || k.start > 0;
+        let lines = |at: *const f32, [side, apart]: [usize; 2], k: &Range<usize>, which: usize| {
+            plan.summed.strides().map_or(Ahead::NONE, |along| {
+                let at = at.wrapping_add(k.start * along[which]);
+                Ahead::of::<V>(at, [side, apart], [k.len(), along[which]])
+            })
+        };
+        let next_a = next.map_or(Ahead::NONE, |(rows, k)| {
+            lines(call.a.wrapping_add(rows.start * plan.a_m), [rows.len(), plan.a_m], &k, 0)
+        });
+        // The first panels of rows ask for the next panel of `b`, the others for the next block of `a`.
+        let early = if next_a.count == 0 { panels } else { panels.div_ceil(2) };
         for j in (0..plan.n).step_by(width) {
             let columns = width.min(plan.n - j);
-            let ahead = ahead::<V>(plan, call, &k, j + width, width);
+            let next = (j + width).min(plan.n);
+            let next_b =
+                lines(call.b.wrapping_add(next * plan.b_n), [width.min(plan.n - next), plan.b_n], &k, 1);
+            let share = next_a.share(j / width, plan.n.div_ceil(width));
             let width = columns.next_multiple_of(V::LANES);
             plan.summed.runs(k.clone(), |run| {
                 let at = j * plan.b_n + run.offsets[1];
@@ -89,7 +113,11 @@ unsafe fn block<V: Vector>(plan: &Plan, call: &Call, rows: Range<usize>, k: Rang
                     columns,
                     scale: plan.scale,
                     adds,
-                    ahead: ahead.part(ahead.count * i / panels, ahead.count * (i + 1) / panels),
+                    ahead: if i < early {
+                        next_b.share(i, early)
+                    } else {
+                        share.share(i - early, panels - early)
+                    },
                 };
                 let tile = tiles[of.len() - 1];
                 if plan.out_n == 1 {
@@ -108,31 +136,6 @@ unsafe fn block<V: Vector>(plan: &Plan, call: &Call, rows: Range<usize>, k: Rang
             }
         }
     }
-}
-
-/// The lines of the panel at column `j`.
-#[inline(always)]
-fn ahead<V: Vector>(plan: &Plan, call: &Call, k: &Range<usize>, j: usize, width: usize) -> Ahead {
-    let Some([_, along]) = plan.summed.strides() else { return Ahead::NONE };
-    if j >= plan.n {
-        return Ahead::NONE;
-    }
-    let at = call.b.wrapping_add(j * plan.b_n + k.start * along);
-    if plan.b_n == 1 {
-        return Ahead { at, step: along, count: k.len(), ..Ahead::NONE };
-    }
-    if along == 1 {
-        let per = k.len().div_ceil(16 * V::LINES);
-        return Ahead {
-            at,
-            step: 16 * V::LINES,
-            left: per,
-            per,
-            jump: plan.b_n,
-            count: per * width.min(plan.n - j),
-        };
-    }
-    Ahead::NONE
 }
 
 /// A tile to a result whose columns are apart.

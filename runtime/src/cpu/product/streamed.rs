@@ -54,8 +54,8 @@ pub unsafe fn run<V: Vector>(plan: &Plan, call: &Call) {
         let most = plan.level.lying[plan.n.div_ceil(V::LANES).min(registers) - 1].len();
         let tiles = plan.m.div_ceil(most);
         let nexts = [
-            ahead::<V>(call.next[0], [plan.m, plan.a_m], [len, a_k]),
-            ahead::<V>(call.next[1], [plan.n, plan.b_n], [len, b_k]),
+            Ahead::of::<V>(call.next[0], [plan.m, plan.a_m], [len, a_k]),
+            Ahead::of::<V>(call.next[1], [plan.n, plan.b_n], [len, b_k]),
         ];
         let lines = nexts[0].count + nexts[1].count;
         let panels = plan.n.div_ceil(all);
@@ -108,19 +108,6 @@ pub unsafe fn run<V: Vector>(plan: &Plan, call: &Call) {
             }
         }
     }
-}
-
-/// The lines of an operand: `sides` are the length and stride of its rows or columns and of its places, one of which lie one
-/// behind the other.
-#[inline(always)]
-fn ahead<V: Vector>(at: *const f32, side: [usize; 2], places: [usize; 2]) -> Ahead {
-    let (inner, outer) = if places[1] == 1 { (places, side) } else { (side, places) };
-    if at.is_null() || inner[1] != 1 {
-        return Ahead::NONE;
-    }
-    let step = 16 * V::LINES;
-    let per = inner[0].div_ceil(step);
-    Ahead { at, step, left: per, per, jump: outer[1], count: per * outer[0] }
 }
 
 /// The rows of lines `from .. to` of both operands, as many as are of the same.

@@ -26,6 +26,25 @@ impl Ahead {
     pub const NONE: Ahead =
         Ahead { at: std::ptr::null(), step: 0, left: usize::MAX, per: usize::MAX, jump: 0, count: 0 };
 
+    /// The lines of a part of an operand, length and stride of its rows or columns and of its places, if one of them lie one
+    /// behind the other.
+    #[inline(always)]
+    pub fn of<V: Vector>(at: *const f32, side: [usize; 2], places: [usize; 2]) -> Ahead {
+        let (inner, outer) = if places[1] == 1 { (places, side) } else { (side, places) };
+        if at.is_null() || inner[1] != 1 || inner[0] == 0 {
+            return Ahead::NONE;
+        }
+        let step = 16 * V::LINES;
+        let per = inner[0].div_ceil(step);
+        Ahead { at, step, left: per, per, jump: outer[1], count: per * outer[0] }
+    }
+
+    /// Share `i` of `n` of the rows.
+    #[inline(always)]
+    pub fn share(&self, i: usize, n: usize) -> Ahead {
+        self.part(self.count * i / n, self.count * (i + 1) / n)
+    }
+
     /// The rows `from .. to`.
     pub fn part(&self, from: usize, to: usize) -> Ahead {
         let (runs, rows) = (from / self.per, from % self.per);

@@ -38,7 +38,7 @@ pub trait Vector: Copy {
     /// `a * b + c` of single numbers.
     unsafe fn add_one(a: f32, b: f32, c: f32) -> f32;
     /// `STEP` places of up to `LANES` rows, row `r` of which lies at `from + r * apart`: a register for each place, with
-    /// zeros behind the rows.
+    /// any numbers behind the rows.
     unsafe fn places(from: *const f32, apart: usize, rows: usize) -> [Self; STEP];
     /// Asks for the line at `p`, near or only in the second cache. No address is wrong.
     unsafe fn prefetch(p: *const f32, near: bool);

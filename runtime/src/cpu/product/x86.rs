@@ -90,13 +90,10 @@ impl Vector for Avx512 {
                     let x = _mm512_insertf32x4::<1>(_mm512_castps128_ps512(row(0)), row(1));
                     *four = _mm512_insertf32x4::<3>(_mm512_insertf32x4::<2>(x, row(2)), row(3));
                 }
-            } else {
+            } else if rows > 0 {
                 for (r, four) in four.iter_mut().enumerate() {
-                    // A row that is missing is not read.
-                    let row = |i: usize| {
-                        let has = if r + 4 * i < rows { 0xf } else { 0 };
-                        _mm_maskz_loadu_ps(has, from.wrapping_add((r + 4 * i) * apart))
-                    };
+                    // The last row stands for those that are missing.
+                    let row = |i: usize| _mm_loadu_ps(from.add((r + 4 * i).min(rows - 1) * apart));
                     let x = _mm512_insertf32x4::<1>(_mm512_castps128_ps512(row(0)), row(1));
                     *four = _mm512_insertf32x4::<3>(_mm512_insertf32x4::<2>(x, row(2)), row(3));
                 }
