@@ -15,6 +15,8 @@ use crate::draw;
 const LONG: usize = 16;
 /// About how many lanes a register has: a handful of them fit into the first cache.
 const LANES: usize = 1024;
+/// From so many steps that compute on there are more registers, and each has half.
+const MANY: usize = 8;
 /// Up to here an operand that sums along the innermost dimension is summed in f64.
 const F64_TOTALS: usize = 1 << 16;
 
@@ -159,10 +161,13 @@ impl<'a> Builder<'a> {
             })
             .filter(|p| *p > 1)
             .max();
+        let computes = |step: &Step| matches!(step, Step::Unary(..) | Step::Add(_) | Step::Mul(..));
+        let steps = self.map.steps.iter().zip(&self.live).filter(|(step, live)| **live && computes(step));
+        let lanes = if steps.count() < MANY { LANES } else { LANES / 2 };
         match period {
-            Some(p) if p <= 2 * LANES => p * (LANES / p).max(1),
-            Some(p) => (p / LANES..p / LANES + 64).find(|k| p % k == 0).map_or(LANES, |k| p / k),
-            None => LANES,
+            Some(p) if p <= 2 * lanes => p * (lanes / p).max(1),
+            Some(p) => (p / lanes..p / lanes + 64).find(|k| p % k == 0).map_or(lanes, |k| p / k),
+            None => lanes,
         }
     }
 

@@ -136,7 +136,7 @@ impl Shape {
 }
 
 /// The kernel of a launch in text.
-fn kernel(mesh: &str, launch: &str) -> Kernel {
+pub fn kernel(mesh: &str, launch: &str) -> Kernel {
     let buffers: String = (0..12).map(|i| format!("b{i} = f32 1 @ [_] scratch+?\n")).collect();
     let text = format!(
         "program mesh {mesh} microbatches 1\nstage 0 slots 1 sizes 0 0 0 0\n{buffers}segment 0F\n{launch}"
