@@ -35,18 +35,36 @@ const MAPS: &[(&str, &[(usize, usize)])] = &[
         }",
         &[],
     ),
-    // What is chosen is stored as it is, and in place of the other.
+    // What is chosen is stored as it is, after the operand that it is has changed.
     (
         "map [c=2 | a=2048] (f32, f32) -> (f32, f32) {
             r0 = iota c
             r1 = load 0 [c, a]
             r2 = load 1 [c, a]
-            r3 = select r0, r1, r2
-            store 0 [c, a] r3
-            r5 = mul r1, r2
-            store 1 [c, a] r5
+            r3 = mul r1, r2
+            store 1 [c, a] r3
+            r5 = select r0, r1, r2
+            store 0 [c, a] r5
         }",
         &[(0, 1), (1, 0)],
+    ),
+    // What is chosen was computed, and is kept while more is.
+    (
+        "map [c=2 | a=2048] (f32, f32) -> (f32, f32) {
+            r0 = iota c
+            r1 = load 0 [c, a]
+            r2 = load 1 [c, a]
+            r3 = exp r1
+            r4 = exp r2
+            r5 = select r0, r3, r4
+            r6 = sqrt r3
+            r7 = sin r6
+            r8 = cos r7
+            r9 = mul r8, r6, r7, r5
+            store 0 [c, a] r9
+            store 1 [c, a] r5
+        }",
+        &[],
     ),
     // Labels and numbers of rows that are as long as some tiles.
     (
@@ -66,6 +84,20 @@ const MAPS: &[(&str, &[(usize, usize)])] = &[
             r12 = mul r11, r2
             r13 = sub r12, r7
             store 0 [b, v] r13
+        }",
+        &[(0, 2)],
+    ),
+    // The same where a tile has parts of two rows.
+    (
+        "map [b=3 | v=1500] (f32, i32, f32) -> (f32) {
+            r0 = load 0 [b]
+            r1 = iota v
+            r2 = load 1 [b]
+            r3 = eq r1, r2
+            r4 = load 2 [b, v]
+            r5 = select r3, r0, r4
+            r6 = mul r5, r0
+            store 0 [b, v] r6
         }",
         &[(0, 2)],
     ),
@@ -166,7 +198,7 @@ const MAPS: &[(&str, &[(usize, usize)])] = &[
     ),
     // More operands than are joined, of all classes.
     (
-        "map [b=7 | d=40] (f32, f32, f32, f32) -> (f32, f32, f32, f32) {
+        "map [b=7 | d=40] (f32, f32, f32, f32) -> (f32, f32, f32, f32, f32, f32) {
             r0 = load 0 [b, d]
             r1 = load 1 [b]
             r2 = load 2 [d]
@@ -184,6 +216,12 @@ const MAPS: &[(&str, &[(usize, usize)])] = &[
             r14 = mul r2, r3
             r15 = add r13, r14
             store 3 [b, d] r15
+            r17 = mul r1, r0
+            r18 = add r17, r3
+            store 4 [b, d] r18
+            r20 = mul r3, r0
+            r21 = add r1, r20
+            store 5 [b, d] r21
         }",
         &[(1, 0)],
     ),
