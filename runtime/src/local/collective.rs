@@ -70,6 +70,9 @@ pub struct Collective {
 
 /// The bytes that a share reads from one member, at the most.
 pub const SHARE: usize = 128 << 10;
+/// The least that are worth a share, and in how many what is small is cut.
+const LEAST: usize = 4 << 10;
+const SHARES: usize = 4;
 /// From this many bytes written on, the caches would not hold them until they are read.
 const STREAM: usize = 16 << 20;
 
@@ -128,8 +131,9 @@ impl Collective {
             Some(Reduce::Top) => before[0].iter().rev().take(2).map(Range::len).product::<usize>().max(1),
             Some(Reduce::Sum | Reduce::Max) | None => 1,
         };
-        let shares = cut(&parts, share_bytes / dtype.bytes() / unit * unit, unit);
         let bytes = padded(step, before, after) * dtype.bytes();
+        let share_bytes = share_bytes.min(LEAST.max(bytes / SHARES));
+        let shares = cut(&parts, share_bytes / dtype.bytes() / unit * unit, unit);
         let written: usize = after.iter().map(|r| elements(r)).sum::<usize>() * dtype.bytes();
         let stream = written >= STREAM && n > 1;
         let (op, axes, members) = (step.name(), step.axes().to_vec(), members.to_vec());
@@ -238,8 +242,8 @@ mod tests {
         assert_eq!(call("a=2", "reduce_scatter(a, dim 0)", &[101], "[_] partial(a)"), (408, 204.0, 2));
         // Pieces 2, 2, 1 of 5 rows, and 3, 3, 1 of 7 columns: a buffer of 2 rows and 3 times 3 columns.
         assert_eq!(call("a=3", "all_to_all(a, dim 0 to 1)", &[5, 7], "[a, _]"), (72, 48.0, 9));
-        // A share has whole blocks of 3 pairs, though it could have 32,768 numbers.
-        assert_eq!(call("a=2", "all_reduce(top a)", &[9000, 3, 2], "[_, _, _] partial(top a)").2, 2);
+        // A share has whole blocks of 3 pairs: 13,500 numbers, though a quarter is 13,501.
+        assert_eq!(call("a=2", "all_reduce(top a)", &[9001, 3, 2], "[_, _, _] partial(top a)").2, 5);
         // The piece of each of four ranks; two of them swap theirs.
         assert_eq!(call("a=2,b=2", "permute(a.b to b.a)", &[8, 8], "[a, b]"), (64, 64.0, 4));
         // One rank has the one row, which all get.

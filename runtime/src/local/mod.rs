@@ -58,8 +58,10 @@ pub use states::{Fill, FillBytes};
 pub use traffic::Traffic;
 pub use watch::NotFinite;
 
-/// Below this many bytes waking others costs more than they do.
+/// Below this many bytes the last rank to arrive does a collective alone: waking others costs more than they do.
 const INLINE: usize = 256 << 10;
+/// The same where each worker has a core to itself: who waits there looks every moment.
+const INLINE_WITH_ROOM: usize = 4 << 10;
 
 /// A program, loaded.
 pub struct Local {
@@ -79,7 +81,8 @@ impl Local {
     /// # Errors
     /// A program that cannot run here; no memory.
     pub fn new(program: &Program, workers: usize) -> Result<Local, RunError> {
-        Local::of(program, load::load(program, collective::SHARE)?, workers, INLINE)
+        let inline_bytes = if workers::have_room(workers) { INLINE_WITH_ROOM } else { INLINE };
+        Local::of(program, load::load(program, collective::SHARE)?, workers, inline_bytes)
     }
 
     /// With ops that may be other than those of the program, and a limit for what the last rank does alone.

@@ -46,6 +46,11 @@ struct Job(*const Step<'static>);
 // targets are written one element by one rank.
 unsafe impl Send for Job {}
 
+/// Whether so many workers can have a core each.
+pub fn have_room(workers: usize) -> bool {
+    std::thread::available_parallelism().is_ok_and(|cores| workers <= cores.get())
+}
+
 const RUNNING: u64 = 0;
 const ENDED: u64 = 1;
 
@@ -93,7 +98,7 @@ impl Workers {
             number: AtomicU64::new(0),
             running: AtomicUsize::new(0),
             workers,
-            room: std::thread::available_parallelism().is_ok_and(|cores| workers <= cores.get()),
+            room: have_room(workers),
         });
         let bench = |w: usize| Bench {
             ranks: (w * ranks / workers..(w + 1) * ranks / workers)

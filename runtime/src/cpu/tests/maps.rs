@@ -279,9 +279,13 @@ fn case(text: &str, in_place: &[(usize, usize)], seed: u64) -> Case {
     let mut reads = vec![Vec::new(); kernel.reads.len()];
     for Use { operand, dims, .. } in kernel.uses().iter().filter(|u| !u.written) {
         let n = dims.iter().flatten().map(|l| l.size).product();
-        let mut number = || match kernel.reads[*operand] {
-            DType::I32 => dice.below(4098) as f64 - 1.0,
-            _ => f64::from((dice.below(4001) as f32 - 2000.0) / 1000.0),
+        let labels = kernel.reads[*operand] == DType::I32;
+        let mut number = || {
+            if labels {
+                dice.below(4098) as f64 - 1.0
+            } else {
+                f64::from((dice.below(4001) as f32 - 2000.0) / 1000.0)
+            }
         };
         reads[*operand] = iter::repeat_with(&mut number).take(n).collect();
     }
