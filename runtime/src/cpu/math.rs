@@ -84,7 +84,8 @@ fn divided<const FMA: bool>(n: f32, d: f32) -> f32 {
 }
 
 /// n / d, where `r` is 1 / d as nearly as f32 has it: the remainder says how the quotient's last place rounds (Markstein,
-/// Computation of elementary functions on the IBM RISC System/6000 processor, 1990, theorem 4.2).
+/// Computation of elementary functions on the IBM RISC System/6000 processor, 1990, theorem 4.2). Where n
+/// or the quotient is below 1e-30 the remainder may have lost digits, and the last place may be another.
 #[inline(always)]
 pub fn quotient<const FMA: bool>(n: f32, d: f32, r: f32) -> f32 {
     let y = n * r;

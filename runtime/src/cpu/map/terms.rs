@@ -4,7 +4,7 @@
 use ir::Reduce;
 use ir::kernel::Step;
 
-use super::super::lanes::{Addend, Form, MOST, Pair};
+use super::super::lanes::{Addend, Form, MOST, Many, Pair};
 use super::plan::Builder;
 use super::{Class, Code, NOTHING, Term};
 
@@ -165,7 +165,7 @@ impl Builder<'_> {
 
     fn operands(
         &self,
-        f: super::super::lanes::Many,
+        f: Many,
         form: Form,
         number: Option<usize>,
         lanes: Vec<usize>,

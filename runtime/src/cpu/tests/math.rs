@@ -1,8 +1,8 @@
 //! How exact the functions are, in each of the versions that this machine can run.
 
-use ir::Unary;
+use ir::{Binary, Unary};
 
-use crate::cpu::lanes;
+use crate::cpu::lanes::{self, Pair};
 
 /// The largest error in units of the last place of the true value, over `x`.
 fn ulps(f: Unary, truth: fn(f64) -> f64, x: &[f32]) -> f64 {
@@ -50,6 +50,28 @@ fn functions_are_exact_to_a_few_units() {
         let worst = ulps(f, truth, &samples(from, to));
         println!("{f:?} on [{from}, {to}]: {worst:.2}");
         assert!(worst <= most, "{f:?}: {worst}");
+    }
+}
+
+#[test]
+fn a_division_by_one_number_has_the_bits_of_a_division() {
+    let x: Vec<f32> = samples(-3.0, 3.0).into_iter().chain([f32::INFINITY, f32::NAN, 1e38, -0.0]).collect();
+    for by in [3.0, -7.25, 1e-3, 0.1, 1.0, 1e29, 2e-30, 1e-31, 1e-45, 0.0, f32::INFINITY, f32::NAN, f32::MAX]
+    {
+        for lanes in lanes::all() {
+            let mut y = vec![0.0; x.len()];
+            let divide = (lanes.pair)(Pair::Of(Binary::Div)).vs;
+            // SAFETY: as many lanes of both, and one number for the one row.
+            unsafe { divide(y.as_mut_ptr(), x.as_ptr(), &by, 1, x.len()) };
+            for (x, y) in x.iter().zip(y) {
+                let exact = x / by;
+                // Where the remainder is subnormal, the last place may be another.
+                let same = exact == y || (exact.is_nan() && y.is_nan());
+                let unit = (exact.abs() * f32::EPSILON).max(f32::from_bits(1));
+                let small = exact.abs().min(x.abs()) < 1e-30 && (exact - y).abs() <= unit;
+                assert!(same || small, "{x} / {by} is {y}, not {exact}");
+            }
+        }
     }
 }
 
