@@ -81,7 +81,8 @@ impl Local {
     /// # Errors
     /// A program that cannot run here; no memory.
     pub fn new(program: &Program, workers: usize) -> Result<Local, RunError> {
-        let inline_bytes = if workers::have_room(workers) { INLINE_WITH_ROOM } else { INLINE };
+        let inline_bytes =
+            if workers::have_room(workers.min(program.mesh.ranks())) { INLINE_WITH_ROOM } else { INLINE };
         Local::of(program, load::load(program, collective::SHARE)?, workers, inline_bytes)
     }
 

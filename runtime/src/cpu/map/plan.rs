@@ -269,18 +269,7 @@ impl<'a> Builder<'a> {
     fn step(&mut self, place: usize) {
         let map = self.map;
         let to = match &map.steps[place] {
-            Step::Load { read, access } => {
-                let lies = &self.extents.reads[*read];
-                let (class, fixed) = self.place(place, access, lies);
-                let code = Code::Load {
-                    read: *read,
-                    dtype: self.kernel.reads[*read],
-                    walk: self.walk(access, lies, class),
-                    offset: 0,
-                    stored: self.is_stored(place),
-                };
-                self.emit(code, class, fixed)
-            }
+            Step::Load { read, access } => self.load(place, *read, access, 0),
             Step::LoadAt { read, access, looked, at } if let Step::Const(c) = map.steps[*at] => {
                 self.load_constant(place, *read, access, *looked, c)
             }
@@ -427,15 +416,16 @@ impl<'a> Builder<'a> {
         if !(0.0..self.lens[looked] as f32).contains(&index) {
             return self.constant(0.0);
         }
+        self.load(place, read, access, index as usize * strides(access, lies)[looked])
+    }
+
+    /// A load of what lies at `access`, from the operand's element `offset` on.
+    fn load(&mut self, place: usize, read: usize, access: &Access, offset: usize) -> usize {
+        let lies = &self.extents.reads[read];
         let (class, fixed) = self.place(place, access, lies);
-        let code = Code::Load {
-            read,
-            dtype: self.kernel.reads[read],
-            walk: self.walk(access, lies, class),
-            offset: index as usize * strides(access, lies)[looked],
-            stored: self.is_stored(place),
-        };
-        self.emit(code, class, fixed)
+        let (dtype, walk) = (self.kernel.reads[read], self.walk(access, lies, class));
+        let stored = self.is_stored(place);
+        self.emit(Code::Load { read, dtype, walk, offset, stored }, class, fixed)
     }
 
     fn load_at(&mut self, place: usize, read: usize, access: &Access, looked: usize, at: usize) -> usize {

@@ -100,10 +100,8 @@ impl Builder<'_> {
         }
         self.pending[step] = None;
         let number = number.map(|r| self.widen(r, Class::Row));
-        let form = Form { number: number.is_some(), lanes: lanes.len(), addend: Addend::None };
-        let term = self.operands((self.lanes.sums)(form), form, number, lanes, None, true);
-        let fixed = term.operands.iter().all(|r| *r == NOTHING || self.fixed[*r]);
-        Some(self.emit(Code::Sums(term), Class::Row, fixed))
+        let term = self.joined(self.lanes.sums, number, lanes, None, true);
+        Some(self.emit_term(Code::Sums, term, Class::Row))
     }
 
     /// Combines registers, those with fewer lanes first.
@@ -141,44 +139,44 @@ impl Builder<'_> {
     }
 
     fn term(&mut self, f: Pair, Split { class, number, lanes }: Split, addend: Option<usize>) -> usize {
-        let kind = match addend {
-            None => Addend::None,
-            Some(r) if self.is_number(r, class) => Addend::Number,
-            Some(_) => Addend::Lanes,
-        };
-        let form = Form { number: number.is_some(), lanes: lanes.len(), addend: kind };
-        let by = if f == Pair::Mul { self.lanes.product } else { self.lanes.sum };
-        let is_row =
-            |r: Option<usize>| r.is_some_and(|r| class == Class::Point && self.class[r] == Class::Row);
-        let by_row = is_row(number) || (kind == Addend::Number && is_row(addend));
+        let addend_is_number = addend.is_some_and(|r| self.is_number(r, class));
+        let numbers = [number, addend.filter(|_| addend_is_number)];
+        let by_row = numbers.into_iter().flatten().any(|r| self.class[r] == Class::Row);
         // One number a row, if any is.
         let wide = |b: &mut Self, r: usize| if by_row { b.widen(r, Class::Row) } else { r };
         let number = number.map(|r| wide(self, r));
-        let addend = addend.map(|r| match kind {
-            Addend::Number => wide(self, r),
-            Addend::Lanes | Addend::None => self.widen(r, class),
+        let addend = addend.map(|r| match addend_is_number {
+            true => (Addend::Number, wide(self, r)),
+            false => (Addend::Lanes, self.widen(r, class)),
         });
-        let term = self.operands(by(form), form, number, lanes, addend, by_row);
-        let fixed = term.operands.iter().all(|r| *r == NOTHING || self.fixed[*r]);
-        self.emit(Code::Term(term), class, fixed)
+        let by = if f == Pair::Mul { self.lanes.product } else { self.lanes.sum };
+        let term = self.joined(by, number, lanes, addend, by_row);
+        self.emit_term(Code::Term, term, class)
     }
 
-    fn operands(
+    /// The function for these operands, and where it finds them.
+    fn joined(
         &self,
-        f: Many,
-        form: Form,
+        by: fn(Form) -> Many,
         number: Option<usize>,
         lanes: Vec<usize>,
-        addend: Option<usize>,
+        addend: Option<(Addend, usize)>,
         by_row: bool,
     ) -> Term {
+        let kind = addend.map_or(Addend::None, |(kind, _)| kind);
+        let form = Form { number: number.is_some(), lanes: lanes.len(), addend: kind };
+        let operations = lanes.len() - 1 + usize::from(form.number) + usize::from(addend.is_some());
         let mut operands = [NOTHING; MOST + 2];
         operands[0] = number.unwrap_or(NOTHING);
-        operands[MOST + 1] = addend.unwrap_or(NOTHING);
-        let operations = lanes.len() - 1 + usize::from(form.number) + usize::from(addend.is_some());
+        operands[MOST + 1] = addend.map_or(NOTHING, |(_, r)| r);
         for (to, r) in operands[1..].iter_mut().zip(lanes) {
             *to = r;
         }
-        Term { f, operands, by_row, operations }
+        Term { f: by(form), operands, by_row, operations }
+    }
+
+    fn emit_term(&mut self, code: fn(Term) -> Code, term: Term, class: Class) -> usize {
+        let fixed = term.operands.iter().all(|r| *r == NOTHING || self.fixed[*r]);
+        self.emit(code(term), class, fixed)
     }
 }
