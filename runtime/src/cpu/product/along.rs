@@ -1,20 +1,11 @@
-//! A product of few rows where the places of `b` lie one behind the other: its columns are read from end to end, a
-//! register's at a time, and turned into places on the way. Turning and multiplying wait for the same ports of the core,
-//! so they take turns in short steps, and nothing is asked for ahead: the machine does that best for long stretches.
+//! A product of few rows where the places of `b` lie one behind the other: its columns are read from end to end, whole
+//! registers of as many columns as a register has numbers, and turned into places on the way. Turning and multiplying wait
+//! for the same ports of the core; of a square, each line is loaded once. Nothing is asked for ahead: the machine does that
+//! best for long stretches.
 
 use super::pack::{Part, pack};
 use super::vector::{STEP, Vector};
 use super::{Call, Plan};
-
-/// Places that are turned together.
-const SQUARE: usize = 16;
-/// From so many rows on, what is turned waits in memory until the next square is begun: registers are full of sums.
-const MANY: usize = 8;
-
-/// How many numbers wait.
-pub const fn waiting<V: Vector>() -> usize {
-    2 * SQUARE * V::LANES
-}
 
 /// Runs it.
 ///
@@ -30,20 +21,13 @@ pub unsafe fn run<V: Vector, const M: usize>(plan: &Plan, call: &Call) {
             unreachable!("few rows have one summed dimension")
         };
         let len = plan.summed.len();
-        let (packed, squares) = (call.scratch, call.scratch.add(M * len.next_multiple_of(16)));
+        let packed = call.scratch;
         let part = Part { at: call.a, apart: plan.a_m, along: a_k, count: M, k: len };
         pack::<V>(&part, packed, M, M);
+        let whole = len / V::LANES * V::LANES;
         for j in (0..plan.n).step_by(V::LANES) {
             let count = V::LANES.min(plan.n - j);
             let b = call.b.add(j * plan.b_n);
-            let turned = |l: usize| V::places(b.add(l), plan.b_n, count);
-            let whole = len / SQUARE * SQUARE;
-            let waits = |square: usize| squares.add(square % 2 * SQUARE * V::LANES);
-            if M >= MANY && whole > 0 {
-                for l in (0..SQUARE).step_by(STEP) {
-                    stored(turned(l), waits(0).add(l * V::LANES));
-                }
-            }
             for block in plan.summed.blocks() {
                 let mut sums = [V::zero(); M];
                 macro_rules! place {
@@ -55,23 +39,12 @@ pub unsafe fn run<V: Vector, const M: usize>(plan: &Plan, call: &Call) {
                     };
                 }
                 let end = whole.min(block.end);
-                for start in (block.start..end).step_by(SQUARE) {
-                    let square = start / SQUARE;
-                    // Behind the last square comes it itself again.
-                    let next = if start + SQUARE < whole { start + SQUARE } else { start };
-                    for l in (0..SQUARE).step_by(STEP) {
-                        if M >= MANY {
-                            let from = waits(square).add(l * V::LANES);
-                            let next = turned(next + l);
-                            for p in 0..STEP {
-                                place!((start + l + p), V::load(from.add(p * V::LANES)));
-                            }
-                            stored(next, waits(square + 1).add(l * V::LANES));
-                        } else {
-                            let now = turned(start + l);
-                            for p in 0..STEP {
-                                place!((start + l + p), now[p]);
-                            }
+                for start in (block.start..end).step_by(V::LANES) {
+                    let woven = V::woven(b.add(start), plan.b_n, count);
+                    for q in 0..V::LANES / STEP {
+                        let now = V::unwoven(woven[q]);
+                        for p in 0..STEP {
+                            place!((start + q * STEP + p), now[p]);
                         }
                     }
                 }
@@ -89,14 +62,6 @@ pub unsafe fn run<V: Vector, const M: usize>(plan: &Plan, call: &Call) {
                 }
             }
         }
-    }
-}
-
-#[inline(always)]
-unsafe fn stored<V: Vector>(places: [V; STEP], to: *mut f32) {
-    for (p, x) in places.into_iter().enumerate() {
-        // SAFETY: the caller's.
-        unsafe { x.store(to.add(p * V::LANES)) }
     }
 }
 

@@ -7,9 +7,9 @@ use super::vector::Vector;
 use super::{Call, Plan};
 
 /// Columns of a strip: long enough for the machine to see a stream, while its sums stay in the second cache.
-pub const STRIP: usize = 2048;
+pub const STRIP: usize = 1024;
 /// Rows of `b` that are read together: a stream each.
-const TOGETHER: usize = 32;
+const TOGETHER: usize = 24;
 
 /// Runs it.
 ///

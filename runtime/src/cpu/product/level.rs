@@ -21,8 +21,6 @@ pub struct Level {
     /// Some whose rows make one tile, and where the summed dimension lies one behind the other in `b`: by how many rows,
     /// less one.
     pub along: &'static [unsafe fn(&Plan, &Call)],
-    /// Numbers that wait in the scratch of such a product.
-    pub waiting: usize,
     /// One that is so small that its elements are computed one by one.
     pub single: unsafe fn(&Plan, &Call),
     /// One whose `b` is small, with one summed dimension.
@@ -99,7 +97,6 @@ macro_rules! level {
                 blocks,
                 few,
                 along: alongs!($rows),
-                waiting: along::waiting::<$vector>(),
                 single,
                 streamed,
                 tiles: tiles!($wide, $rows),

@@ -163,7 +163,7 @@ impl Plan {
         4 * match self.way {
             Way::Single => 0,
             Way::Few => self.a_floats + self.b_floats + self.m * few::STRIP,
-            Way::Along => self.m * self.summed.len().next_multiple_of(16) + self.level.waiting,
+            Way::Along => self.m * self.summed.len().next_multiple_of(16),
             Way::Streamed => streamed::scratch(self.level, self.n, self.summed.len()),
             Way::Blocks => self.a_floats + self.b_floats + tile,
         }

@@ -40,6 +40,11 @@ pub trait Vector: Copy {
     /// `STEP` places of up to `LANES` rows, row `r` of which lies at `from + r * apart`: a register for each place, with
     /// any numbers behind the rows.
     unsafe fn places(from: *const f32, apart: usize, rows: usize) -> [Self; STEP];
+    /// The first half of turning `LANES` places of up to `LANES` rows: for every `STEP` places `STEP` registers, of which
+    /// register `r` has those of the rows `r`, `r + STEP` and so on, with any numbers behind the last row.
+    unsafe fn woven(from: *const f32, apart: usize, rows: usize) -> [[Self; STEP]; 4];
+    /// The second half: the places of such registers.
+    unsafe fn unwoven(woven: [Self; STEP]) -> [Self; STEP];
     /// Asks for the line at `p`, near or only in the second cache. No address is wrong.
     unsafe fn prefetch(p: *const f32, near: bool);
 }
@@ -111,6 +116,24 @@ impl Vector for Plain {
             // SAFETY: the caller's.
             Plain(std::array::from_fn(|r| if r < rows { unsafe { *from.add(r * apart + l) } } else { 0.0 }))
         })
+    }
+
+    #[inline(always)]
+    unsafe fn woven(from: *const f32, apart: usize, rows: usize) -> [[Plain; STEP]; 4] {
+        let mut all = [[Plain([0.0; 8]); STEP]; 4];
+        for row in 0..rows {
+            for l in 0..Plain::LANES {
+                // SAFETY: the caller's.
+                all[l / STEP][row % STEP].0[row / STEP * STEP + l % STEP] =
+                    unsafe { *from.add(row * apart + l) };
+            }
+        }
+        all
+    }
+
+    #[inline(always)]
+    unsafe fn unwoven(woven: [Plain; STEP]) -> [Plain; STEP] {
+        std::array::from_fn(|l| Plain(std::array::from_fn(|r| woven[r % STEP].0[r / STEP * STEP + l])))
     }
 
     #[inline(always)]
