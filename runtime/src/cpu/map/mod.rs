@@ -11,6 +11,7 @@
 //! ```
 //! What is the same in every tile (a norm's weight, a mask's column index) is computed before the first.
 
+mod ahead;
 mod plan;
 mod run;
 mod terms;
@@ -187,6 +188,8 @@ pub struct Plan {
     rows: usize,
     row: usize,
     tile: usize,
+    /// How many times in a tile some of the next one's operands are asked for.
+    parts: usize,
     /// How many lanes of scratch the registers and totals take.
     lanes: usize,
 }
@@ -195,6 +198,16 @@ impl Plan {
     /// Bytes of scratch: a pointer a register, and the lanes.
     pub fn scratch_bytes(&self) -> usize {
         self.pointers() + self.lanes * 4
+    }
+
+    /// The first lane of an instruction for a tile of `rows` rows from `first` on, and how many it has.
+    fn span(&self, class: Class, first: usize, rows: usize) -> (usize, usize) {
+        match class {
+            Class::Once => (0, 1),
+            Class::Tile => (first, 1),
+            Class::Row => (first, rows),
+            Class::Point => (first * self.row, rows * self.row),
+        }
     }
 
     fn pointers(&self) -> usize {

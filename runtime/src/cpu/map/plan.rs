@@ -7,6 +7,7 @@ use ir::{DType, Draw, Reduce, Unary};
 
 use super::super::lanes::{Lanes, Pair, best};
 use super::super::layout::{Extents, Walk, count, strides};
+use super::ahead;
 use super::terms::Pending;
 use super::{Class, Code, Instr, Lookup, NOTHING, Numbers, Place, Plan, Register, Total};
 use crate::draw;
@@ -533,7 +534,7 @@ impl<'a> Builder<'a> {
                 free.push((registers[r].class, registers[r].offset));
             }
         }
-        Plan {
+        let mut plan = Plan {
             registers,
             before: self.before,
             each: self.each,
@@ -541,8 +542,11 @@ impl<'a> Builder<'a> {
             rows: self.rows,
             row,
             tile,
+            parts: 0,
             lanes,
-        }
+        };
+        plan.parts = ahead::parts(&plan);
+        plan
     }
 }
 

@@ -5,7 +5,8 @@ use ir::{DType, Reduce};
 use super::super::convert;
 use super::super::lanes::{Lanes, MOST, best};
 use super::super::layout::Walk;
-use super::{Class, Code, Instr, Lookup, NOTHING, Numbers, Place, Plan, Term, Total};
+use super::ahead::{Ahead, part};
+use super::{Code, Instr, Lookup, NOTHING, Numbers, Place, Plan, Term, Total};
 use crate::draw;
 
 /// The memory of a run.
@@ -53,10 +54,15 @@ impl Machine<'_> {
                 for (i, r) in plan.registers.iter().enumerate() {
                     *self.at.add(i) = self.base.add(r.offset);
                 }
-                plan.before.iter().for_each(|i| self.step(i, 0, plan.tile));
+                let mut nothing = Ahead::NOTHING;
+                plan.before.iter().for_each(|i| self.step(i, 0, plan.tile, &mut nothing));
                 for first in (0..plan.rows).step_by(plan.tile) {
                     let rows = plan.tile.min(plan.rows - first);
-                    plan.each.iter().for_each(|i| self.step(i, first, rows));
+                    let mut ahead = Ahead::of(plan, self.reads, self.writes, first + rows);
+                    for instr in &plan.each {
+                        self.step(instr, first, rows, &mut ahead);
+                        ahead.ask();
+                    }
                 }
             }
             plan.totals.iter().for_each(|t| self.end(t));
@@ -139,14 +145,9 @@ impl Machine<'_> {
         }
     }
 
-    unsafe fn step(&self, instr: &Instr, first: usize, rows: usize) {
+    unsafe fn step(&self, instr: &Instr, first: usize, rows: usize, ahead: &mut Ahead) {
         let row = self.plan.row;
-        let (first, n) = match instr.class {
-            Class::Once => (0, 1),
-            Class::Tile => (first, 1),
-            Class::Row => (first, rows),
-            Class::Point => (first * row, rows * row),
-        };
+        let (first, n) = self.plan.span(instr.class, first, rows);
         // SAFETY: registers have `n` lanes or, for an instruction that says so, one; operands are as the walks say.
         unsafe {
             match &instr.code {
@@ -196,7 +197,16 @@ impl Machine<'_> {
                         (self.lanes.count)(to.add(done), start + offset, stride, points);
                     });
                 }
-                Code::One(f, a) => f(self.to(instr, first, n), self.get(*a), n),
+                Code::One(f, a) => {
+                    let (to, a, part) = (self.to(instr, first, n), self.get(*a), part(instr, n));
+                    let mut done = 0;
+                    while done + part < n {
+                        f(to.add(done), a.add(done), part);
+                        ahead.ask();
+                        done += part;
+                    }
+                    f(to.add(done), a.add(done), n - done);
+                }
                 Code::Two(f, a, b) => f(self.to(instr, first, n), self.get(*a), self.get(*b), n),
                 Code::Numbered { f, a, b, by_row } => {
                     let (rows, row) = if *by_row { (rows, row) } else { (1, n) };

@@ -120,6 +120,7 @@ impl Vector for Avx512 {
     }
 
     #[inline(always)]
+    #[allow(clippy::needless_range_loop, reason = "a row of registers each")]
     unsafe fn woven(from: *const f32, apart: usize, rows: usize) -> [[Avx512; STEP]; 4] {
         unsafe {
             let row = |i: usize| _mm512_loadu_ps(from.add(i * apart));
@@ -251,6 +252,7 @@ impl Vector for Avx2 {
     }
 
     #[inline(always)]
+    #[allow(clippy::needless_range_loop, reason = "a row of registers each")]
     unsafe fn woven(from: *const f32, apart: usize, rows: usize) -> [[Avx2; STEP]; 4] {
         unsafe {
             // The last row stands for those that are missing.
