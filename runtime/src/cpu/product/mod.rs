@@ -68,6 +68,8 @@ pub struct Plan {
     a_floats: usize,
     /// Numbers of a packed panel of `b`.
     b_floats: usize,
+    /// What is packed at a time of a `b` that is packed by itself.
+    cut: streamed::Cut,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -100,8 +102,7 @@ pub fn plan(
 ) -> Plan {
     let turned = turns(level, rows, columns, summed);
     let (rows, columns) = if turned { (columns, rows) } else { (rows, columns) };
-    let order = |(len, [a, b]): (usize, [usize; 2])| (len, if turned { [b, a] } else { [a, b] });
-    let summed = Summed::new(summed.iter().copied().map(order), BLOCK);
+    let summed = in_blocks(summed, turned);
     let (m, n) = (rows.len, columns.len);
     let flat = summed.strides().is_some();
     // A side of one has no stride.
@@ -113,7 +114,7 @@ pub fn plan(
         Way::Few
     } else if m <= level.rows && summed.strides().is_some_and(|[_, b]| b == 1) {
         Way::Along
-    } else if streamed::suits(rows, columns, summed.len(), summed.strides()) {
+    } else if streamed::suits(rows, columns, &summed) {
         Way::Streamed
     } else {
         Way::Blocks
@@ -136,8 +137,15 @@ pub fn plan(
         rows: rows_of_block,
         a_floats: lines(rows_of_block * k),
         b_floats: lines(k * level.width),
+        cut: streamed::Cut::of(level, n, &summed),
         summed,
     }
+}
+
+/// What is summed, with the operands in their places or exchanged.
+fn in_blocks(summed: &[(usize, [usize; 2])], turned: bool) -> Summed {
+    let order = |(len, [a, b]): (usize, [usize; 2])| (len, if turned { [b, a] } else { [a, b] });
+    Summed::new(summed.iter().copied().map(order), BLOCK)
 }
 
 /// Whether rows are better turned into columns: columns fill registers, and are best one behind the other in the result.
@@ -147,11 +155,10 @@ fn turns(level: &Level, rows: Side, columns: Side, summed: &[(usize, [usize; 2])
         return narrow(columns);
     }
     let turned = columns.out != 1 && rows.out == 1;
-    let &[(len, [a, b])] = summed else { return turned };
-    let suits = [
-        streamed::suits(rows, columns, len, Some([a, b])),
-        streamed::suits(columns, rows, len, Some([b, a])),
-    ];
+    let suits = [false, true].map(|turned| {
+        let (rows, columns) = if turned { (columns, rows) } else { (rows, columns) };
+        streamed::suits(rows, columns, &in_blocks(summed, turned))
+    });
     // More rows than fill two registers are better packed as they are than written crosswise.
     if suits[0] == suits[1] { turned } else { suits[1] && (rows.out == 1 || rows.len <= 2 * level.lanes) }
 }
@@ -164,7 +171,7 @@ impl Plan {
             Way::Single => 0,
             Way::Few => self.a_floats + self.b_floats + self.m * few::STRIP,
             Way::Along => self.m * self.summed.len().next_multiple_of(16),
-            Way::Streamed => streamed::scratch(self.level, self.n, self.summed.len()),
+            Way::Streamed => self.cut.scratch(self.level),
             Way::Blocks => self.a_floats + self.b_floats + tile,
         }
     }

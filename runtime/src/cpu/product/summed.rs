@@ -57,20 +57,40 @@ impl Summed {
         (0..len).step_by(block).map(move |start| start..len.min(start + block))
     }
 
+    /// The blocks of a range that begins and ends with one.
+    pub fn blocks_of(&self, range: Range<usize>) -> impl Iterator<Item = Range<usize>> + use<> {
+        let block = self.block;
+        range.clone().step_by(block).map(move |start| start..range.end.min(start + block))
+    }
+
+    /// The strides in both operands that each block has all along, if there are such.
+    pub fn strides_of_blocks(&self) -> Option<[usize; 2]> {
+        let (inner, strides) = self.dims[0];
+        (self.dims.len() == 1 || inner.is_multiple_of(self.block)).then_some(strides)
+    }
+
+    /// Where a place lies in both operands.
+    #[inline(always)]
+    pub fn offsets(&self, place: usize) -> [usize; 2] {
+        let (mut rest, mut offsets) = (place, [0; 2]);
+        for (i, (len, [a, b])) in self.dims.iter().enumerate() {
+            // The outermost needs no division.
+            let last = i + 1 == self.dims.len();
+            let at = if last { rest } else { rest % len };
+            rest = if last { 0 } else { rest / len };
+            offsets = [offsets[0] + at * a, offsets[1] + at * b];
+        }
+        offsets
+    }
+
     /// Calls `visit` for each run of a block, in order.
     #[inline(always)]
     pub fn runs(&self, block: Range<usize>, mut visit: impl FnMut(Run)) {
         let (inner, strides) = self.dims[0];
         let mut start = block.start;
         while start < block.end {
-            let (mut rest, mut offsets) = (start, [0; 2]);
-            for (len, strides) in &self.dims {
-                let at = rest % len;
-                rest /= len;
-                offsets = [offsets[0] + at * strides[0], offsets[1] + at * strides[1]];
-            }
             let len = (inner - start % inner).min(block.end - start);
-            visit(Run { at: start - block.start, len, offsets, strides });
+            visit(Run { at: start - block.start, len, offsets: self.offsets(start), strides });
             start += len;
         }
     }

@@ -97,17 +97,22 @@ impl Product {
 fn by_chance(seed: u64) -> (Product, [Vec<f32>; 3]) {
     let mut dice = Dice(seed);
     let sizes = [1, 1, 2, 3, 5, 7, 8, 9, 13, 14, 15, 16, 17, 29, 31, 32, 33, 48, 63, 65, 100, 129];
-    // Sometimes so many columns that nothing is read as it lies.
-    let (m, n) = (dice.of(&sizes), if dice.below(8) == 0 { 391 } else { dice.of(&sizes) });
-    let k = dice.of(&[0, 1, 2, 3, 15, 16, 17, 31, 40, 64, 100, 255, 256, 257, 300, 511, 513, 1030]);
+    // Sometimes so many columns that rows are read as they lie only if there are many, and `b` is packed in parts.
+    let (m, n) = match dice.below(16) {
+        0 => (513, 391),
+        1 => (dice.of(&sizes), 391),
+        _ => (dice.of(&sizes), dice.of(&sizes)),
+    };
+    let k = dice.of(&[0, 1, 2, 3, 15, 16, 17, 31, 40, 64, 100, 255, 256, 257, 300, 511, 513, 768, 1030]);
     let ([a_m, a_k], a) = dice.strides([m, k]);
     let ([b_n, b_k], b) = dice.strides([n, k]);
     let (out, reach) = dice.strides([m, n]);
-    // Sometimes in two dimensions that cannot be merged: every second number is left out and taken later.
-    let k = if k > 1 && k.is_multiple_of(2) && dice.below(3) == 0 {
-        vec![(2, [a_k, b_k]), (k / 2, [2 * a_k, 2 * b_k])]
-    } else {
-        vec![(k, [a_k, b_k])]
+    // Sometimes in two dimensions: every second number is left out and taken later, or each half is a dimension.
+    let half = k / 2;
+    let k = match dice.below(6) {
+        0 | 1 if k > 1 && k.is_multiple_of(2) => vec![(2, [a_k, b_k]), (half, [2 * a_k, 2 * b_k])],
+        2 if k > 1 && k.is_multiple_of(2) => vec![(2, [half * a_k, half * b_k]), (half, [a_k, b_k])],
+        _ => vec![(k, [a_k, b_k])],
     };
     let (scale, adds) = (dice.of(&[1.0, 1.0, 0.125, -2.5]), dice.below(3) == 0);
     let numbers = [dice.numbers(a), dice.numbers(b), dice.numbers(reach)];
