@@ -3,7 +3,8 @@
 //!
 //! Instructions of a segment are taken in order. A map joins an earlier group if they run over the same space (or it
 //! runs over the group's rows only) and everything else that it reads was computed before that group; it then runs
-//! where the group runs. So order among groups is that of their first members, and no cycle can arise.
+//! where the group runs. So order among groups is that of their first members, and no cycle can arise. What is cheap is
+//! computed again where it is read (`inline`, `again`).
 //!
 //! ```text
 //! launch b0 -> b1 map [a=4 | b=8] { r0 = load 0 [a, b]  r1 = exp r0      store 0 [a, b] r1 }
@@ -12,6 +13,7 @@
 //! launch b0 -> b2 map [a=4 | b=8] { r0 = load 0 [a, b]  r1 = exp r0  r2 = row_sum r1  store 0 [a] r2 }
 //! ```
 
+mod again;
 mod group;
 mod inline;
 
@@ -34,11 +36,15 @@ pub(crate) fn run(program: &mut Program) {
 
 fn fuse_stage(stage: &mut Stage) {
     inline::run(stage);
+    fuse_segments(stage, With::Makers);
+    again::run(stage);
+    fuse_segments(stage, With::Siblings);
+}
+
+fn fuse_segments(stage: &mut Stage, with: With) {
     let outside = used_outside(stage);
     for (segment, outside) in stage.segments.iter_mut().zip(&outside) {
-        for with in [With::Makers, With::Siblings] {
-            segment.instructions = fuse(std::mem::take(&mut segment.instructions), outside, with);
-        }
+        segment.instructions = fuse(std::mem::take(&mut segment.instructions), outside, with);
     }
 }
 

@@ -8,7 +8,7 @@ use ir::program::{Instruction, Stage};
 use rustc_hash::FxHashMap;
 
 /// Does to each stage what `work` does, which sees of instructions besides launches only what they read and write, keeps
-/// them in order, and renames no buffer.
+/// them in order, renames no buffer, and changes of buffers only how long they are needed.
 pub(crate) fn once(stages: &mut [Stage], work: impl Fn(&mut Stage)) {
     let first = |s: usize| (0..s).find(|r| alike(&stages[*r], &stages[s]));
     let like: Vec<Option<usize>> = (0..stages.len()).map(first).collect();
@@ -29,7 +29,8 @@ fn alike(a: &Stage, b: &Stage) -> bool {
         && composites(a, b)
         && a.segments.iter().zip(&b.segments).all(|(a, b)| {
             let all = a.instructions.iter().zip(&b.instructions);
-            a.instructions.len() == b.instructions.len() && all.into_iter().all(|(a, b)| same(a, b))
+            let long = a.kind == b.kind && a.instructions.len() == b.instructions.len();
+            long && all.into_iter().all(|(a, b)| same(a, b))
         })
 }
 
@@ -55,8 +56,11 @@ fn same(a: &Instruction, b: &Instruction) -> bool {
     kernels && a.reads() == b.reads() && a.writes() == b.writes()
 }
 
-/// Gives a stage the launches of one that was like it, and leaves it everything else.
+/// Gives a stage the launches of one that was like it and the regions of its buffers, and leaves it everything else.
 fn follow(done: &Stage, stage: &mut Stage) {
+    for (done, buffer) in done.buffers.iter().zip(&mut stage.buffers) {
+        buffer.region = done.region;
+    }
     for (done, segment) in done.segments.iter().zip(&mut stage.segments) {
         let launches = |i: &Instruction| matches!(i, Instruction::Launch { .. });
         let mut others = take(&mut segment.instructions).into_iter().filter(|i| !launches(i));

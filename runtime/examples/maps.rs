@@ -11,9 +11,8 @@ mod measured;
 
 const TEXT: &str = include_str!("../benches/measured/maps.mesh");
 /// What the text's launches are, in order.
-const NAMES: [&str; 13] = [
-    "bias of q, k and v",
-    "split into q, k and v",
+const NAMES: [&str; 12] = [
+    "bias and split of q, k, v",
     "residual and layer norm",
     "bias and gelu",
     "cross entropy",

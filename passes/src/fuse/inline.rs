@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use ir::DType;
 use ir::kernel::{Body, Map, Step};
-use ir::program::{BufferId, Buffers, Instruction, Stage};
+use ir::program::{BufferId, Instruction, Stage};
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use super::again::Again;
 use super::map_of;
 
 /// Inlines such operands in all segments; a map that nothing reads any more is gone.
@@ -17,7 +18,7 @@ pub(super) fn run(stage: &mut Stage) {
     let writes = stage.segments.iter().flat_map(|s| &s.instructions).flat_map(Instruction::writes);
     writes.for_each(|b| *writers.entry(b).or_default() += 1);
     let mut wide: FxHashMap<BufferId, (usize, BufferId)> = FxHashMap::default();
-    let mut compared: FxHashMap<BufferId, (usize, Compared)> = FxHashMap::default();
+    let mut comparisons: FxHashMap<BufferId, (usize, Again)> = FxHashMap::default();
     let segments = stage.segments.iter_mut().enumerate();
     for (segment, instruction) in segments.flat_map(|(i, s)| s.instructions.iter_mut().map(move |x| (i, x))) {
         if let Instruction::Launch { kernel, reads, .. } = instruction
@@ -48,7 +49,7 @@ pub(super) fn run(stage: &mut Stage) {
             let mut i = 0;
             while i < reads.len() {
                 let map = |s| if let Body::Map(map) = &kernel.body { Some((map, s)) } else { None };
-                let source = compared.get(&reads[i]).filter(|(at, _)| *at == segment).and_then(map);
+                let source = comparisons.get(&reads[i]).filter(|(at, _)| *at == segment).and_then(map);
                 match source.and_then(|(map, (_, source))| source.within(map, i, (reads, &kernel.reads))) {
                     Some((with, from, types)) => {
                         let kernel = Arc::make_mut(kernel);
@@ -66,10 +67,10 @@ pub(super) fn run(stage: &mut Stage) {
         {
             small.insert(to, map.clone());
         }
-        if let Some((to, source)) = Compared::of(instruction)
+        if let Some((to, source)) = compared(instruction)
             && [to].iter().chain(&source.reads).all(|b| writers.get(b).is_none_or(|n| *n == 1))
         {
-            compared.insert(to, (segment, source));
+            comparisons.insert(to, (segment, source));
         }
         if let Some((from, to)) = widened(instruction)
             && writers[&to] == 1
@@ -81,7 +82,8 @@ pub(super) fn run(stage: &mut Stage) {
     let read: FxHashSet<BufferId> =
         stage.segments.iter().flat_map(|s| &s.instructions).flat_map(Instruction::reads).collect();
     for segment in &mut stage.segments {
-        let cheap = |b: &BufferId| small.contains_key(b) || wide.contains_key(b) || compared.contains_key(b);
+        let cheap =
+            |b: &BufferId| small.contains_key(b) || wide.contains_key(b) || comparisons.contains_key(b);
         let unread = |b: &BufferId| cheap(b) && !read.contains(b);
         segment.instructions.retain(|i| !i.writes().iter().any(unread));
     }
@@ -131,94 +133,22 @@ fn replaced(map: &Map, i: usize, source: &Map) -> Option<Map> {
     new.steps.iter().all(kept).then_some(new)
 }
 
-/// A map that compares two tensors, each of which has fewer elements than what it stores.
-struct Compared {
-    reads: Buffers,
-    types: Vec<DType>,
-    /// Two loads, the comparison and the store.
-    map: Map,
-}
-
-impl Compared {
-    /// What a launch compares, and where it stores that.
-    fn of(instruction: &Instruction) -> Option<(BufferId, Compared)> {
-        let Instruction::Launch { kernel, reads, writes } = instruction else { return None };
-        let Body::Map(map) = &kernel.body else { return None };
-        let [
-            Step::Load { access: a, .. },
-            Step::Load { access: b, .. },
-            Step::Binary(_, 0, 1),
-            Step::Store { access, of: 2, .. },
-        ] = &map.steps[..]
-        else {
-            return None;
-        };
-        let plain = access.iter().all(|dim| dim.len() == 1) && access.len() == map.loops.len();
-        let smaller = [a, b].iter().all(|of| of.iter().flatten().count() < access.len());
-        let compared = Compared { reads: reads.clone(), types: kernel.reads.clone(), map: map.clone() };
-        (plain && smaller && kernel.writes[..] == [DType::Bool]).then(|| (writes[0], compared))
-    }
-
-    /// A map that compares by itself where it loaded operand `i`, with its operands; none if it loads that otherwise than
-    /// dimension by dimension, or a row would then be reduced from what is the same all over it.
-    fn within(
-        &self,
-        map: &Map,
-        i: usize,
-        (reads, types): (&Buffers, &[DType]),
-    ) -> Option<(Map, Buffers, Vec<DType>)> {
-        let (mut reads, mut types) = (reads.clone(), types.to_vec());
-        let [own_a, own_b, Step::Binary(compare, ..), Step::Store { access: stored, .. }] =
-            &self.map.steps[..]
-        else {
-            return None;
-        };
-        let mut steps: Vec<Step> = Vec::with_capacity(map.steps.len() + 2);
-        let mut registers: Vec<usize> = Vec::with_capacity(map.steps.len());
-        for step in &map.steps {
-            if step.load_at() == Some(i) {
-                return None;
-            }
-            if let Some((_, access)) = step.load().filter(|(read, _)| *read == i) {
-                if access.iter().any(|dim| dim.len() != 1) {
-                    return None;
-                }
-                let here = |l: &usize| Some(access[stored.iter().position(|dim| dim[0] == *l)?][0]);
-                let mut load = |own: &Step| {
-                    let (read, access) = own.load()?;
-                    let dims = access.iter().map(|dim| dim.iter().map(here).collect());
-                    let access: Option<ir::kernel::Access> = dims.collect();
-                    let read = reads.iter().position(|b| *b == self.reads[read]).unwrap_or_else(|| {
-                        reads.push(self.reads[read]);
-                        types.push(self.types[read]);
-                        reads.len() - 1
-                    });
-                    steps.push(Step::Load { read, access: access? });
-                    Some(steps.len() - 1)
-                };
-                let (a, b) = (load(own_a)?, load(own_b)?);
-                steps.push(Step::Binary(*compare, a, b));
-            } else {
-                steps.push(step.renamed(|r| registers[r]));
-            }
-            registers.push(steps.len() - 1);
-        }
-        let mut new = Map { steps, ..map.clone() };
-        let (before, after) = (map.of_point(), new.of_point());
-        let kept =
-            |step: &Step| !step.reduces() || step.uses().iter().all(|r| before[*r] == after[registers[*r]]);
-        if !map.steps.iter().all(kept) {
-            return None;
-        }
-        reads.remove(i);
-        types.remove(i);
-        for step in &mut new.steps {
-            if let Step::Load { read, .. } | Step::LoadAt { read, .. } = step
-                && *read > i
-            {
-                *read -= 1;
-            }
-        }
-        Some((new, reads, types))
-    }
+/// What a launch compares and where it stores that, if each of the two has fewer elements than the result.
+fn compared(instruction: &Instruction) -> Option<(BufferId, Again)> {
+    let Instruction::Launch { kernel, reads, writes } = instruction else { return None };
+    let Body::Map(map) = &kernel.body else { return None };
+    let [a, b, of @ Step::Binary(_, 0, 1), Step::Store { access: stored, of: 2, .. }] = &map.steps[..] else {
+        return None;
+    };
+    let loads = [a.load()?, b.load()?];
+    let plain = stored.iter().all(|dim| dim.len() == 1) && stored.len() == map.loops.len();
+    let smaller = loads.iter().all(|(_, access)| access.iter().flatten().count() < stored.len());
+    let again = Again {
+        reads: loads.iter().map(|(read, _)| reads[*read]).collect(),
+        types: loads.iter().map(|(read, _)| kernel.reads[*read]).collect(),
+        loads: loads.iter().map(|(_, access)| (*access).clone()).collect(),
+        stored: stored.clone(),
+        of: of.clone(),
+    };
+    (plain && smaller && kernel.writes[..] == [DType::Bool]).then(|| (writes[0], again))
 }

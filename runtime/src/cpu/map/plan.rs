@@ -17,7 +17,7 @@ const LONG: usize = 16;
 /// About how many lanes a register has: a handful of them fit into the first cache.
 const LANES: usize = 1024;
 /// From so many steps that compute on there are more registers, and each has half.
-const MANY: usize = 8;
+const MANY: usize = 12;
 /// Up to here an operand that sums along the innermost dimension is summed in f64.
 const F64_TOTALS: usize = 1 << 16;
 
