@@ -176,18 +176,21 @@ pub(super) fn run(stage: &mut Stage) {
     let (mut gone, mut kept): (FxHashSet<BufferId>, FxHashSet<BufferId>) = Default::default();
     for (at, to, tensor, again) in found {
         let places = readers.get(&to).map_or(&[][..], |all| all);
-        let here = |b: &BufferId| matches!(stage.buffers[b.index()].region, Region::Slot | Region::Scratch);
-        let once = [to, tensor].iter().all(|b| here(b) && writers.get(b) == Some(&1));
-        // A state is the same until the update; what else a sum has may be there in its own segment only.
-        let lasts = |b: &BufferId| {
-            let update = places.iter().any(|(s, _)| stage.segments[*s].kind == Kind::Optimizer);
-            stage.buffers[b.index()].region == Region::State && !update
-        };
+        let region = |b: &BufferId| stage.buffers[b.index()].region;
+        let made =
+            |b: &BufferId| matches!(region(b), Region::Slot | Region::Scratch) && writers.get(b) == Some(&1);
         let local = places.iter().all(|(s, _)| *s == at.0);
+        let updates = [at].iter().chain(places).any(|(s, _)| stage.segments[*s].kind == Kind::Optimizer);
+        // Whether it still is, where the sum is read, what it was: a state is the same until the update.
+        let lasts = |b: &BufferId| match region(b) {
+            Region::State => !updates,
+            Region::Slot | Region::Scratch => local && made(b),
+            Region::Step => false,
+        };
         let mut small = again.reads.iter().filter(|b| **b != tensor);
         // Sums of sums keep the inner one, or the outer one.
         let nested = kept.contains(&to) || again.reads.iter().any(|b| gone.contains(b));
-        if !once || nested || places.is_empty() || !(local || small.all(lasts)) {
+        if places.is_empty() || nested || ![to, tensor].iter().all(made) || !small.all(lasts) {
             continue;
         }
         let one = |(s, i): &At| again.in_launch(&stage.segments[*s].instructions[*i], to);

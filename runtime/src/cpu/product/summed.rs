@@ -53,8 +53,7 @@ impl Summed {
 
     /// The blocks, one after the other.
     pub fn blocks(&self) -> impl Iterator<Item = Range<usize>> + use<> {
-        let (len, block) = (self.len, self.block);
-        (0..len).step_by(block).map(move |start| start..len.min(start + block))
+        self.blocks_of(0..self.len)
     }
 
     /// The blocks of a range that begins and ends with one.
